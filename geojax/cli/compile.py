@@ -77,7 +77,7 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
     console.print(_compiled(config, target, step))
     console.print(_messages_table(step.messages))
     console.print(_memory(step))
-    planned = PlannedStep.of(config, step.plan, target)
+    planned = PlannedStep.of(config, step.plan, step.traffic, target)
     console.print(_beside_plan(planned, step))
     if balanced := _balanced(planned):
         console.print(balanced)

@@ -24,8 +24,8 @@ class MemoryCommand:
     """Estimate the memory that the step of CONFIG takes on each device, phase by phase.
 
     geojax traces the step without a device; `geojax compile` compares the estimate with the
-    compiled program. Formulas predict the bytes that a device sends over each mesh axis. Options
-    change settings: `--zero.stage 3`.
+    compiled program. The bytes that a device sends over each mesh axis are counted in the same
+    trace. Options change settings: `--zero.stage 3`.
     """
 
     config: ConfigFile
@@ -129,12 +129,21 @@ def _memory_table(memory: "StepMemory") -> Table:
 
 
 def _traffic_table(step: "TracedStep") -> Table:
-    """Tabulate the predicted bytes by the axes that they cross."""
+    """Tabulate the bytes of the program by the axes that they cross."""
+    from geojax.planner.step_traffic import stage_bytes
     from geojax.quantities import quantity
 
-    table = _empty_table("predicted over", ("sent by a device in a step",))
-    for axes, sent in step.traffic().by_axes.items():
-        table.add_row(" x ".join(axes), quantity(float(sent), "B"))
+    columns = {"sent by a device in a step": step.traffic.by_axes}
+    if step.plan.tick_program is not None:
+        of_stages = stage_bytes(step.traffic, step.plan)
+        most = max(of_stages, key=lambda sent: sum(sent.values()))
+        columns["by the ticks of the busiest stage"] = most
+    table = _empty_table("over", tuple(columns))
+    at_most = {each.axes for each in step.traffic.collectives if each.conditional}
+    for axes in step.traffic.by_axes:
+        cells = [quantity(float(sent.get(axes, 0)), "B") for sent in columns.values()]
+        cells[0] = f"at most {cells[0]}" if axes in at_most else cells[0]
+        table.add_row(" x ".join(axes), *cells)
     return table
 
 
@@ -199,7 +208,7 @@ def _across_sites(config: "RunConfig", step: "TracedStep") -> str:
     from geojax.quantities import quantity
 
     sites = step.plan.mesh.shape["dc"]
-    sent = float(step.traffic().total_bytes_over("dc")) / sites
+    sent = float(step.traffic.total_bytes_over("dc")) / sites
     line = f"over dc: {quantity(sent, 'B')} a step, site and direction"
     topology = config.load_topology()
     if sites != 2 or topology is None or not topology.links:
@@ -226,7 +235,6 @@ def _sharding_choice(config: "RunConfig", step: "TracedStep") -> str:
 
     choice = str(config.zero.across_sites).lower()
     held, sent = (
-        quantity(float(each), "B")
-        for each in (step.memory().bytes, step.traffic().bytes_over("dc"))
+        quantity(float(each), "B") for each in (step.memory().bytes, step.traffic.bytes_over("dc"))
     )
     return f"zero.across_sites {choice}: {held} held, {sent} sent over dc a step"

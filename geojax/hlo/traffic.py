@@ -12,13 +12,15 @@ the convention of `geojax.hlo.conventions`.
     cond    the collectives of every branch of a conditional count, as if all branches ran: an upper
             bound, marked as conditional.
 
-What compilers change (seen with JAX 0.10 and 0.11). XLA for CPUs sums and gathers 16-bit floats as
-float32, so a bfloat16 wire shows twice its bytes there; GPUs send what is written. CPU and GPU
-compilers merge independent all-reduces into one of several operands. The count falls and the bytes
-stay (`--xla_disable_hlo_passes=cpu-all-reduce-combiner` and
+What compilers change (seen with JAX 0.10 and 0.12). XLA for CPUs sums and moves 16-bit floats as
+float32 (its passes all-reduce-promotion and float-normalization-bf16), so a bfloat16 wire shows
+twice its bytes there; GPUs send what is written. CPU and GPU compilers merge independent
+all-reduces into one of several operands. The count falls and the bytes stay
+(`--xla_disable_hlo_passes=cpu-all-reduce-combiner` and
 `--xla_gpu_all_reduce_combine_threshold_bytes=0` keep them apart). Equal collectives of equal values
-become one. To see what a shard_map program asks for, before any compiler, give `jax.jit(f).lower()`
-itself instead of the compiled program.
+become one (algsimp, cse). What a loop sends alike in each iteration leaves it
+(while-loop-invariant-code-motion). To see what a shard_map program asks for, before any compiler,
+give `jax.jit(f).lower()` itself instead of the compiled program.
 """
 
 import collections
@@ -96,6 +98,15 @@ class Traffic:
     mesh: tuple[tuple[str, int], ...]
     """The mesh's axes and their sizes."""
     collectives: tuple[Collective, ...]
+
+    @property
+    def by_axes(self) -> dict[tuple[str, ...], Fraction]:
+        """The bytes that one device sends, by the axes that they cross; of hops, a sender's."""
+        totals = {
+            axes: sum((total.bytes_sent for total in kinds.values()), Fraction(0))
+            for axes, kinds in self.sums().items()
+        }
+        return {axes: sent for axes, sent in totals.items() if sent}
 
     def over(self, axis: str) -> tuple[Collective, ...]:
         """Return the collectives that cross `axis`, alone or together with others.

@@ -21,6 +21,7 @@ from geojax.hlo.overlap import Flight, flights
 from geojax.hlo.products import ProductFlops, product_flops
 from geojax.hlo.thunks import Launch, read_launches
 from geojax.planner.memory import CompiledMemory, StepMemory, TracedStep
+from geojax.planner.passes import longest_loop
 from geojax.runtime.compilation import without_compilation_cache
 from geojax.runtime.platform import Platform
 from geojax.runtime.xla_flags import gpu_compiler_options
@@ -92,7 +93,7 @@ class CompiledProgram:
 
     def messages(self, plan: StepPlan) -> tuple[Messages, ...]:
         """Read the collectives, in the order of the mesh's axes."""
-        longest = _longest_loop(plan)
+        longest = longest_loop(plan)
         traffic = collective_traffic(self.program, plan.mesh, longest_loop=longest)
         found = flights(self.program, plan.mesh, longest_loop=longest) if self.launches else ()
         return messages_by_kind(traffic, found, self.launches)
@@ -106,6 +107,8 @@ class CompiledStep:
     platform: Platform
     memory: CompiledMemory
     estimate: StepMemory
+    traffic: Traffic
+    """The collectives that the step asks for, before the compiler."""
     messages: tuple[Messages, ...]
     """In the order of the mesh's axes."""
     products: ProductFlops
@@ -127,8 +130,9 @@ class CompiledStep:
             platform=step.platform,
             memory=CompiledMemory.of(program),
             estimate=step.memory(),
+            traffic=step.traffic,
             messages=compiled.messages(plan),
-            products=product_flops(program, longest_loop=_longest_loop(plan)),
+            products=product_flops(program, longest_loop=longest_loop(plan)),
             seconds=seconds,
             peak_memory_bytes=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         )
@@ -149,10 +153,6 @@ class CompiledStep:
             "product_loops_of_unknown_length": len(self.products.unknown_loops),
             "messages": [each.to_json() for each in self.messages],
         }
-
-
-def _longest_loop(plan: StepPlan) -> int | None:
-    return plan.staged_layers.max_layers_per_chunk if plan.staged_layers else None
 
 
 def messages_by_kind(

@@ -1,13 +1,11 @@
 """The bytes that a site sends over `dc` in one step: predicted, and as the compiler has it."""
 
 import dataclasses
-from collections.abc import Mapping
 
 import jax
 
-from geojax.hlo import HloParseError, collective_traffic
-from geojax.models import ModelConfig
-from geojax.planner.traffic import predicted_step_bytes
+from geojax.hlo import HloParseError, Traffic, collective_traffic
+from geojax.planner.passes import longest_loop
 from geojax.quantities import quantity
 from geojax.step.plan import StepPlan
 
@@ -17,7 +15,7 @@ class CrossSiteBytes:
     """Bytes that all devices of a site together send over `dc` in one step, the mean of sites."""
 
     predicted: float
-    """The bytes by formula."""
+    """The bytes that the step asks for, before the compiler."""
     compiled: float | None = None
     """The bytes read from the compiled program; None where its text was not or cannot be read."""
     unreadable: str = ""
@@ -36,21 +34,23 @@ class CrossSiteBytes:
 
 
 def cross_site_bytes(
-    model: ModelConfig,
-    plan: StepPlan,
-    batch: Mapping[str, jax.ShapeDtypeStruct],
-    program: jax.stages.Compiled | None = None,
+    traffic: Traffic, plan: StepPlan, program: jax.stages.Compiled | None = None
 ) -> CrossSiteBytes:
-    """Predict the bytes of a step over `dc`, and read them from the compiled `program` if given.
+    """Sum the bytes of a step over `dc`, and read them from the compiled `program` if given.
 
     Text that cannot be read is no error: the figure is for the log.
+
+    Args:
+        traffic: the collectives of the step, from `geojax.planner.step_traffic`.
+        plan: how the step runs.
+        program: the compiled step.
     """
     sites = plan.mesh.shape["dc"]
-    predicted = float(predicted_step_bytes(model, plan, batch).total_bytes_over("dc") / sites)
+    predicted = float(traffic.total_bytes_over("dc") / sites)
     if program is None:
         return CrossSiteBytes(predicted)
     try:
-        sent = collective_traffic(program, plan.mesh).total_bytes_over("dc")
+        compiled = collective_traffic(program, plan.mesh, longest_loop=longest_loop(plan))
     except HloParseError as error:
         return CrossSiteBytes(predicted, unreadable=str(error))
-    return CrossSiteBytes(predicted, float(sent / sites))
+    return CrossSiteBytes(predicted, float(compiled.total_bytes_over("dc") / sites))

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import jax
 
+from geojax.hlo import Traffic
 from geojax.models import ModelConfig
 from geojax.optim import (
     LeafLayout,
@@ -31,7 +32,7 @@ from geojax.planner.live_bytes import (
     Snapshot,
     peaks,
 )
-from geojax.planner.traffic import PredictedTraffic, predicted_step_bytes
+from geojax.planner.step_traffic import step_traffic
 from geojax.runtime.platform import Platform, platform_of
 from geojax.step.plan import StepPlan
 from geojax.step.program import trace_evaluation, trace_step
@@ -114,9 +115,6 @@ class TracedStep:
     model: ModelConfig
     plan: StepPlan
     layouts: TrainState
-    batch: Mapping[str, jax.ShapeDtypeStruct]
-    """The global batch, from `geojax.step.program.batch_shape`."""
-    optimizer: OptimizerSettings
     program: jax.stages.Traced
     evaluation: jax.stages.Traced
     """The validation pass on a batch of as many sequences."""
@@ -137,14 +135,14 @@ class TracedStep:
             plan: how the step runs.
             settings: the optimizer and its schedule.
             steps: length of the run.
-            batch: the global batch as shapes.
+            batch: the global batch as shapes, from `geojax.step.program.batch_shape`.
         """
         optimizer = make_optimizer(settings, steps)
         schedule = learning_rate_schedule(settings, steps)
         layouts = _abstractly(lambda: state_layouts(model, optimizer, plan))
         program = trace_step(layouts, model, plan, optimizer, schedule, batch)
         evaluation = trace_evaluation(layouts, model, plan, batch)
-        return cls(model, plan, layouts, batch, settings, program, evaluation)
+        return cls(model, plan, layouts, program, evaluation)
 
     @property
     def platform(self) -> Platform:
@@ -218,9 +216,10 @@ class TracedStep:
             for leaf in jax.tree.leaves(layouts)
         )
 
-    def traffic(self) -> PredictedTraffic:
-        """Predict the bytes that a device sends in the step."""
-        return predicted_step_bytes(self.model, self.plan, self.batch, self.optimizer)
+    @functools.cached_property
+    def traffic(self) -> Traffic:
+        """The collectives of the step."""
+        return step_traffic(self.program, self.plan)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ from geojax.config.fp8_settings import policy_of
 from geojax.config.layout_sections import MeshSettings, ZeroSettings
 from geojax.config.pipeline_settings import DcSettings, PipelineSettings
 from geojax.config.run_config import RunConfig
-from geojax.hlo import HloParseError
+from geojax.hlo import HloParseError, Traffic
 from geojax.islands.traffic import LinkTraffic
 from geojax.mesh import make_mesh, site_names
 from geojax.models import parameter_count
@@ -28,13 +28,14 @@ from geojax.models.huggingface import HuggingFaceWeights
 from geojax.models.lora import merge_adapters
 from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
 from geojax.planner.cross_site import CrossSiteBytes, cross_site_bytes
+from geojax.planner.step_traffic import step_traffic
 from geojax.precision import BackendChoice, chosen_backend
 from geojax.quantities import quantity
 from geojax.runtime import flags_in_force
 from geojax.runtime.liveness.heartbeat import read_heartbeats
 from geojax.runtime.platform import platform_of, sums_in_messages
 from geojax.step.plan import StepPlan
-from geojax.step.program import batch_shape, lower_step, require_fp8_products, trace_evaluation
+from geojax.step.program import batch_shape, require_fp8_products, trace_evaluation, trace_step
 from geojax.step.state import (
     TrainState,
     initial_state,
@@ -130,6 +131,8 @@ class CompiledRun:
     optimizer: Any
     step_program: jax.stages.Compiled
     """`(state, batch, signals, seed) -> (state, metrics)`; compiled once."""
+    traffic: Traffic
+    """The collectives that the step asks for, before the compiler."""
     evaluation_program: jax.stages.Compiled | None = None
     """`(state, batch) -> [sum of losses, number of targets]`; None: nothing is validated."""
     log: Callable[[str], None] = print
@@ -156,18 +159,19 @@ class CompiledRun:
         schedule = learning_rate_schedule(config.optimizer, config.steps)
         layouts = state_layouts(config.model, optimizer, plan)
         batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
-        lowered = lower_step(layouts, config.model, plan, optimizer, schedule, batch)
-        step = lowered.compile(compiler_options=plan.compiler_options)
+        traced = trace_step(layouts, config.model, plan, optimizer, schedule, batch)
+        step = traced.lower().compile(compiler_options=plan.compiler_options)
         evaluation = None
         if validate:
-            traced = trace_evaluation(layouts, config.model, plan, batch)
-            evaluation = traced.lower().compile(compiler_options=plan.compiler_options)
+            validation = trace_evaluation(layouts, config.model, plan, batch)
+            evaluation = validation.lower().compile(compiler_options=plan.compiler_options)
         return cls(
             config=config,
             plan=plan,
             layouts=layouts,
             optimizer=optimizer,
             step_program=step,
+            traffic=step_traffic(traced, plan),
             evaluation_program=evaluation,
             log=log,
         )
@@ -301,9 +305,8 @@ class CompiledRun:
         return TrainerFacts.of(self.config, self.plan, sent)
 
     def _cross_site_bytes(self) -> CrossSiteBytes:
-        batch = batch_shape(self.config.batch.global_batch_size, self.config.batch.sequence_length)
         program = self.step_program if jax.process_index() == 0 else None
-        sent = cross_site_bytes(self.config.model, self.plan, batch, program)
+        sent = cross_site_bytes(self.traffic, self.plan, program)
         if sent.unreadable:
             reason, _, _ = sent.unreadable.partition(";")  # the rest is for who wrote the program
             self.log(f"note: the bytes over dc are predicted, not read: {reason}")

@@ -2,10 +2,12 @@
 
     python tests/support/golden_hlo.py record before.json
     python tests/support/golden_hlo.py compare before.json
+    python tests/support/golden_hlo.py traffic
 
 Metadata (names of scopes, files and lines) is stripped, and every computation and instruction is
 renamed in the order of its appearance, so that moving or renaming Python code changes nothing.
-`--keep DIR` also writes the texts, to be compared where two fingerprints differ.
+`--keep DIR` also writes the texts, to be compared where two fingerprints differ. `traffic` prints
+what a device sends by axes: counted in the step's trace, and read from its compiled program.
 """
 
 import argparse
@@ -16,14 +18,18 @@ import re
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
+sys.path[:0] = [str(Path(__file__).resolve().parents[each]) for each in (2, 1)]
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
 
 from geojax.runtime import simulate_devices
 
 simulate_devices(8)
 
+from support.step_traffic import by_kind
+
 from geojax.config.run_config import RunConfig
+from geojax.hlo import collective_traffic
+from geojax.planner.passes import longest_loop
 from geojax.settings import validate
 from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
 
@@ -111,23 +117,38 @@ def canonical(text: str) -> str:
     )
 
 
-def optimized_hlo(changes: dict) -> str:
-    """The canonical optimized HLO of the training step that `changes` to the common config make."""
+def compiled_run(changes: dict) -> CompiledRun:
+    """The training step that `changes` to the common config make."""
     config = validate(RunConfig, COMMON | changes, "golden")
-    program = CompiledRun.build(config, step_plan(config, make_run_mesh(config)))
-    return canonical(program.step_program.as_text())
+    return CompiledRun.build(config, step_plan(config, make_run_mesh(config)))
+
+
+def print_traffic(name: str) -> None:
+    """Print the bytes of each kind of collective, and mark those that the compiler changed."""
+    run = compiled_run(CONFIGS[name])
+    longest = longest_loop(run.plan)
+    compiled = collective_traffic(run.step_program, run.plan.mesh, longest_loop=longest)
+    counted, read = by_kind(run.traffic), by_kind(compiled)
+    for axes, kind in sorted(counted | read):
+        sent = [float(each.get((axes, kind), (0, False))[0]) for each in (counted, read)]
+        mark = "" if sent[0] == sent[1] else "  changed"
+        print(f"{name:<22}{','.join(axes):<20}{kind:<20}{sent[0]:>14,.0f}{sent[1]:>14,.0f}{mark}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("verb", choices=["record", "compare"])
-    parser.add_argument("file", type=Path)
+    parser.add_argument("verb", choices=["record", "compare", "traffic"])
+    parser.add_argument("file", type=Path, nargs="?", default=Path("golden.json"))
     parser.add_argument("--keep", type=Path, help="folder for the texts")
     parser.add_argument("--only", nargs="*", default=list(CONFIGS), choices=list(CONFIGS))
     arguments = parser.parse_args()
+    if arguments.verb == "traffic":
+        for name in arguments.only:
+            print_traffic(name)
+        return 0
     made = {}
     for name in arguments.only:
-        text = optimized_hlo(CONFIGS[name])
+        text = canonical(compiled_run(CONFIGS[name]).step_program.as_text())
         if arguments.keep:
             arguments.keep.mkdir(parents=True, exist_ok=True)
             (arguments.keep / f"{name}.hlo").write_text(text)

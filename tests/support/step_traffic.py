@@ -1,23 +1,38 @@
-"""The bytes of a step by axis: in its program, and by the formula."""
+"""The bytes of a step by axis: counted in its trace, and read from its program."""
 
 from geojax.hlo import collective_traffic
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
-from geojax.planner.traffic import predicted_step_bytes
-from geojax.step.program import batch_shape, lower_step
+from geojax.planner.passes import longest_loop
+from geojax.planner.step_traffic import step_traffic
+from geojax.step.program import batch_shape, trace_step
 from geojax.step.state import state_layouts
 
 
-def lowered_step(model, plan, rows, sequence, settings=None):
-    """The step, not yet compiled, and what the formula says that a device sends in it."""
+def traced_step(model, plan, rows, sequence, settings=None):
+    """The step, and the count of its collectives."""
     settings = settings or OptimizerSettings()
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)
-    batch = batch_shape(rows, sequence)
-    step = lower_step(layouts, model, plan, optimizer, schedule, batch)
-    return step, predicted_step_bytes(model, plan, batch, settings).by_axes
+    step = trace_step(layouts, model, plan, optimizer, schedule, batch_shape(rows, sequence))
+    return step, step_traffic(step, plan)
 
 
-def sent_bytes(program, mesh):
-    """What a device sends, by the axes of the collectives."""
-    sums = collective_traffic(program, mesh).sums()
-    return {axes: sum(total.bytes_sent for total in kinds.values()) for axes, kinds in sums.items()}
+def sends_as_counted(model, plan, rows, sequence, settings=None, *, compiled=False):
+    """Compare the count of a step with its lowered or compiled program, and return it."""
+    step, counted = traced_step(model, plan, rows, sequence, settings)
+    program = step.lower()
+    for each in (program, program.compile()) if compiled else (program,):
+        read = collective_traffic(each, plan.mesh, longest_loop=longest_loop(plan))
+        assert by_kind(read) == by_kind(counted)
+        assert read.total_bytes_over("dc") == counted.total_bytes_over("dc")
+    return counted
+
+
+def by_kind(traffic):
+    """What a device sends, by the axes and the kind of the collectives, and what is uncertain."""
+    return {
+        (axes, kind): (total.bytes_sent, total.at_least > 0)
+        for axes, kinds in traffic.sums().items()
+        for kind, total in kinds.items()
+        if total.bytes_sent
+    }

@@ -19,8 +19,8 @@ Models", section 4.2.2):
 
 An all-reduce sends as much as a reduce-scatter and an all-gather, so sequence parallelism costs no
 byte. A block enters and leaves the region once. With a stream of n = B * S * H * itemsize bytes and
-t ranks, its forward and backward send 4 (t - 1) / t n (`geojax.planner.traffic.tensor` has the
-whole model's bytes). Sums are in the dtype of the stream, as Megatron's are.
+t ranks, its forward and backward send 4 (t - 1) / t n. Sums are in the dtype of the stream, as
+Megatron's are.
 
 The backward pass is JAX's own transposition: a value that does not vary over `tensor` has a
 gradient that does not, so the cast to varying is what sums it.

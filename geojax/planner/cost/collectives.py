@@ -1,6 +1,6 @@
 """Time of the collectives of a layer: over `tensor`, `context` and `expert`.
 
-Their bytes are those of `geojax.planner.traffic`, which tests hold to compiled programs.
+Their bytes are those of `geojax.planner.traffic`, which a test holds to traced programs.
 """
 
 import functools
@@ -12,7 +12,7 @@ from geojax.models.parallel.parallelism import Parallelism
 from geojax.planner.cost.layer import LayerTimes, Piece
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.traffic.context import predicted_context_bytes
-from geojax.planner.traffic.moe import predicted_moe_bytes
+from geojax.planner.traffic.moe import predicted_expert_bytes
 from geojax.planner.traffic.tensor import predicted_tensor_bytes
 from geojax.precision import policy
 from geojax.runtime.platform import GPU
@@ -141,7 +141,7 @@ def _experts(times: LayerTimes, networks: SiteNetworks) -> Piece:
     """Time dispatch and combine of the tokens, none of it beside other work."""
     layout = times.layout
     network = networks.group(("expert",))
-    sent = predicted_moe_bytes(
+    predicted = predicted_expert_bytes(
         times.model,
         layout.parallelism,
         sequences=layout.microbatch_size,
@@ -150,7 +150,7 @@ def _experts(times: LayerTimes, networks: SiteNetworks) -> Piece:
         remat=layout.remat,
         platform=GPU,
     )
-    count = float(sum(each for axes, each in sent.items() if "expert" in axes))
+    count = float(predicted)
     took = network.seconds(count, 4)
     return Piece(
         "expert all-to-alls",

@@ -1,6 +1,5 @@
-"""Predicted bytes: the traffic of a training step over each mesh axis, by formula."""
+"""The terms of the cost model that are bytes, by formula: of weights, gradients, activations.
 
-from geojax.planner.traffic.by_axes import PredictedTraffic
-from geojax.planner.traffic.step import predicted_step_bytes
-
-__all__ = ["PredictedTraffic", "predicted_step_bytes"]
+They time layouts by the thousand, without a trace. What a step's program sends is counted in it
+(`geojax.planner.step_traffic`), and a test holds these terms to that count.
+"""

@@ -1,11 +1,10 @@
-"""Predicted bytes of the hierarchical collectives.
+"""Predicted bytes of the hierarchical sum.
 
-The formulas follow the same bucket plans and the same convention (`conventions`) as the operations
-and `collective_traffic`, so the numbers agree exactly, padding included. For a tree of S bytes
-that divides evenly, with r ranks inside a site and o sites:
+It follows the same bucket plans and the same convention (`geojax.hlo.conventions`) as the
+operation, padding included. For a tree of S bytes that divides evenly, with r ranks inside a site
+and o sites, a device sends
 
-    reduce-scatter   inside (r - 1) / r * S       across 2 (o - 1) / o * S / r
-    all-gather       inside (r - 1) / r * S
+    inside 2 (r - 1) / r * S       across 2 (o - 1) / o * S / r
 
 In a wire format a device sends across 2 (o - 1) times the message of each bucket's n / (r o)
 numbers; with two sites, the message of its n / r numbers.
@@ -13,21 +12,14 @@ numbers; with two sites, the message of its n / r numbers.
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geojax.collectives.block_layout import (
-    BlockLayout,
-    block_layouts,
-    plan_columns,
-    plan_elements,
-    share_length,
-)
+from geojax.collectives.block_layout import plan_elements, share_length
 from geojax.collectives.codec import part_length
-from geojax.collectives.like_trees import PyTree, leaf_names, spread_dims
+from geojax.collectives.like_trees import PyTree
 from geojax.collectives.wire_format import WireFormat, block_of
 from geojax.hlo.conventions import (
     all_gather_bytes,
@@ -92,52 +84,6 @@ def predicted_all_reduce(
         sizes.append(intra_ranks * shard * size)
         intra += (2 if errors else 1) * all_gather_bytes(shard * size, intra_ranks)
     return PhaseBytes(intra, tuple(messages), tuple(sizes))
-
-
-def predicted_reduce_scatter(
-    tree: PyTree,
-    *,
-    dims: PyTree,
-    intra_ranks: int,
-    inter_ranks: int,
-    bucket_bytes: int | None = None,
-    wire: WireFormat | None = None,
-) -> PhaseBytes:
-    """Predict what `reduce_scatter` sends, with error feedback or without.
-
-    The leaves are taken to vary over the same axes, as gradients do.
-    """
-    layouts, dtypes = _layouts(tree, dims, intra_ranks)
-    plan = plan_columns(layouts, dtypes, dtypes, bucket_bytes, block_of(wire))
-    intra, messages = Fraction(0), []
-    for bucket in plan.buckets:
-        dtype = dtypes[bucket.pieces[0].leaf]
-        columns = sum(piece.length for piece in bucket.pieces)  # padded when they are scattered
-        intra += reduce_scatter_bytes(columns * intra_ranks * dtype.itemsize, intra_ranks)
-        messages.append(_across(bucket.length, dtype, inter_ranks, wire))
-    return PhaseBytes(intra, tuple(messages))
-
-
-def predicted_all_gather(
-    tree: PyTree, *, dims: PyTree, intra_ranks: int, dtype: Any = None
-) -> PhaseBytes:
-    """Predict what `all_gather` sends for the whole leaves `tree`, in buckets of any size."""
-    intra = Fraction(0)
-    for layout, leaf_dtype in zip(*_layouts(tree, dims, intra_ranks), strict=True):
-        floating = dtype is not None and jnp.issubdtype(leaf_dtype, jnp.floating)
-        sent = np.dtype(dtype) if floating else leaf_dtype
-        intra += all_gather_bytes(layout.columns * sent.itemsize, intra_ranks)
-    return PhaseBytes(intra)
-
-
-def _layouts(
-    tree: PyTree, dims: PyTree, ranks: int
-) -> tuple[tuple[BlockLayout, ...], list[np.dtype]]:
-    """Return the layout and the dtype of each leaf."""
-    leaves = jax.tree.leaves(tree)
-    shapes = [tuple(leaf.shape) for leaf in leaves]
-    layouts = block_layouts(leaf_names(tree), shapes, spread_dims(dims, tree), ranks)
-    return layouts, [np.dtype(leaf.dtype) for leaf in leaves]
 
 
 def _across(count: int, dtype: np.dtype, sites: int, wire: WireFormat | None) -> Fraction:

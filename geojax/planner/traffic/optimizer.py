@@ -23,7 +23,7 @@ from geojax.optim import LeafLayout, OptimizerSettings
 from geojax.optim.algorithms.adafactor import summed_axes
 from geojax.optim.algorithms.matrix_shares import matrix_groups
 from geojax.optim.registry import optimizer_entry
-from geojax.planner.traffic.by_axes import Axes, BytesByAxes, long_axes, no_bytes, ranks_of
+from geojax.planner.traffic.by_axes import Axes, long_axes, ranks_of
 from geojax.step.plan import StepPlan
 
 
@@ -35,26 +35,16 @@ class OptimizerCollective(NamedTuple):
     """Bytes that one device sends."""
 
 
-def predicted_optimizer_bytes(
+def optimizer_collectives(
     optimizer: OptimizerSettings, layouts: Any, plan: StepPlan
-) -> BytesByAxes:
-    """Predict the bytes that one device sends in one step for its optimizer.
+) -> Iterator[OptimizerCollective]:
+    """Yield the collectives of an update.
 
     Args:
         optimizer: the optimizer.
         layouts: the `LeafLayout` of each parameter.
         plan: how the step runs.
     """
-    sent = no_bytes()
-    for each in optimizer_collectives(optimizer, layouts, plan):
-        sent[each.axes] += each.bytes
-    return sent
-
-
-def optimizer_collectives(
-    optimizer: OptimizerSettings, layouts: Any, plan: StepPlan
-) -> Iterator[OptimizerCollective]:
-    """Yield the collectives of an update; arguments as `predicted_optimizer_bytes`."""
     for name, own in layouts_by_optimizer(optimizer, layouts).items():
         match optimizer_entry(name).statistics:
             case "matrices":

@@ -19,15 +19,10 @@ of the forward pass again (see `geojax.models.chunk.remat`):
     full          2: the output of attention      3: both
                   and with sandwich_norm, that of the feed-forward block too: 2, or 1 more
 
-Where the backward pass is split (`geojax.models.chunk.split_backward`), the second half gathers
-again over sequence-parallel ranks: the cotangents of both regions' outputs, and with remat full
-their inputs. That adds 2 and 4.
-
-A mixture of experts takes the place of the second region; its bytes are in
-`geojax.planner.traffic.moe`. First dense layers run as with remat full, and a pipeline's backward
-begins with their forward once more, up to the input of the last one. A module for later tokens
-sends what a layer with remat full, an embedding and a head with its loss do. Gradients of weights
-that the ranks hold whole are not counted here.
+A mixture of experts takes the place of the second region, and is not counted here. First dense
+layers run as with remat full. A module for later tokens sends what a layer with remat full, an
+embedding and a head with its loss do. Gradients of weights that the ranks hold whole are not
+counted here, nor what the second half of a split backward gathers again.
 """
 
 from fractions import Fraction
@@ -55,29 +50,19 @@ class Halves(NamedTuple):
         return Halves(self.entering_attention + entering_attention, self.stream + stream)
 
 
-def gathers_again(remat: Remat) -> int:
-    """Count what the second half of a split backward gathers again of one region."""
-    return 2 if remat == "full" else 1
-
-
 def layer_halves(
     remat: Remat,
     *,
     sequence: bool,
-    split_backward: bool = False,
     with_experts: bool = False,
     sandwich_norm: bool = False,
 ) -> Halves:
     """Count the halves of one layer, without those of its experts."""
     halves = Halves(2, 2 if with_experts else 6)
-    second = 0 if with_experts else 1
     if sequence and remat != "none":
-        halves = halves.plus(1, second)
+        halves = halves.plus(1, 0 if with_experts else 1)
     if remat == "full":
         halves = halves.plus(0, (1 if sequence else 2) * (2 if sandwich_norm else 1))
-    if split_backward and sequence:
-        again = 1 if remat == "full" else 0
-        halves = halves.plus(again, 1 + second * gathers_again(remat))
     return halves
 
 
@@ -89,8 +74,6 @@ def predicted_tensor_bytes(
     positions: int,
     dtype: Any,
     remat: Remat = "none",
-    split_backward: bool = False,
-    in_pipeline: bool = False,
 ) -> Fraction:
     """Predict the bytes over `tensor` in forward and backward of one microbatch.
 
@@ -101,8 +84,6 @@ def predicted_tensor_bytes(
         positions: positions of a sequence on a device (1 / context of them).
         dtype: the compute dtype.
         remat: the rematerialization policy.
-        split_backward: True where the gradients of weights come in a second half.
-        in_pipeline: True where the backward embeds once more.
     """
     ranks = parallelism.tensor
     if ranks == 1:
@@ -110,7 +91,6 @@ def predicted_tensor_bytes(
     halves = layer_halves(
         remat,
         sequence=parallelism.sequence,
-        split_backward=split_backward,
         with_experts=config.is_moe,
         sandwich_norm=config.sandwich_norm,
     )
@@ -119,10 +99,6 @@ def predicted_tensor_bytes(
     if dense := config.first_k_dense_replace:
         full = layer_halves("full", sequence=parallelism.sequence)
         sent = sent.plus(dense * full.entering_attention, dense * full.stream)
-        if in_pipeline:  # the embedding, and each layer but the last one
-            enters, once_more = (1, 3) if parallelism.sequence else (0, 4)
-            embedding = 1 if parallelism.sequence else 2
-            sent = sent.plus((dense - 1) * enters, (dense - 1) * once_more + embedding)
     # The layer of a module for later tokens runs again; it has an embedding and a head of its own.
     modules = config.num_nextn_predict_layers
     full = layer_halves(

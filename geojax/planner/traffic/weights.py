@@ -1,4 +1,4 @@
-"""Predicted bytes of the gathering of weights (see `geojax.planner.traffic.step`).
+"""Predicted bytes of the gathering of weights.
 
 n ranks share S numbers. Gathered in the compute dtype, a device sends (n - 1) / n S times the
 dtype's bytes. A kernel that travels quantized (`geojax.step.fp8_all_gather`) costs (n - 1) / n S

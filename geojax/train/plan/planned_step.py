@@ -1,7 +1,6 @@
 """The plan of a step that is compiled: what the planner says of the very same layout."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping
 from fractions import Fraction
@@ -9,6 +8,7 @@ from typing import Any
 
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
+from geojax.hlo import Traffic
 from geojax.planner.compile_target import CompileTarget
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.execution import GEOJAX
@@ -17,10 +17,10 @@ from geojax.planner.cost.layout import Layout
 from geojax.planner.cost.memory import layout_memory
 from geojax.planner.cost.predict import predict
 from geojax.planner.cost.prediction import Prediction, Term
-from geojax.planner.traffic import predicted_step_bytes
-from geojax.planner.traffic.by_axes import Axes, layers_of_pass, passes_of
+from geojax.planner.passes import layers_of_pass, passes_of
+from geojax.planner.step_traffic import evenly_sent
+from geojax.planner.traffic.by_axes import Axes
 from geojax.step.plan import StepPlan
-from geojax.step.program import batch_shape
 from geojax.topology import Topology
 from geojax.train.plan.run_layout import layout_of_run
 
@@ -35,9 +35,9 @@ class PlannedStep:
     memory_bytes: float
     """Memory in closed form."""
     sent: Mapping[Axes, Fraction]
-    """Bytes that a device sends, by mesh axes; of experts if all are equally busy."""
+    """Bytes that a device is to send, by mesh axes; of experts if all are equally busy."""
     most_sent: Mapping[Axes, Fraction]
-    """The same with all exchanges that uneven tokens could need, as a program's text has them."""
+    """The same with all exchanges that uneven tokens could need."""
     prediction: Prediction | None
     """Step in time; None where peaks or links are not known."""
     untimed: str = ""
@@ -83,8 +83,17 @@ class PlannedStep:
         }
 
     @classmethod
-    def of(cls, config: RunConfig, plan: StepPlan, target: CompileTarget) -> "PlannedStep":
-        """Plan the step that `plan` makes of `config` on the accelerators of `target`."""
+    def of(
+        cls, config: RunConfig, plan: StepPlan, traffic: Traffic, target: CompileTarget
+    ) -> "PlannedStep":
+        """Plan the step that `plan` makes of `config` on the accelerators of `target`.
+
+        Args:
+            config: the run.
+            plan: how its step runs.
+            traffic: the collectives of the step, from `geojax.planner.step_traffic`.
+            target: the accelerators.
+        """
         layout = dataclasses.replace(
             layout_of_run(config),
             layers=plan.staged_layers.layers_per_chunk if plan.staged_layers else None,
@@ -101,7 +110,6 @@ class PlannedStep:
             device_bytes=target.accelerator.memory_bytes or math.inf,
             optimizer=config.optimizer,
         )
-        sent = functools.partial(_sent, config, plan)
         prediction, untimed = None, ""
         try:
             prediction = predict(
@@ -117,18 +125,11 @@ class PlannedStep:
         return cls(
             product_flops=_product_flops(config, layout, plan, topology),
             memory_bytes=memory.bytes,
-            sent=sent(further_exchanges=False),
-            most_sent=sent(further_exchanges=True),
+            sent=evenly_sent(traffic) if config.model.is_moe else traffic.by_axes,
+            most_sent=traffic.by_axes,
             prediction=prediction,
             untimed=untimed,
         )
-
-
-def _sent(config: RunConfig, plan: StepPlan, *, further_exchanges: bool) -> Mapping[Axes, Fraction]:
-    batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
-    return predicted_step_bytes(
-        config.model, plan, batch, config.optimizer, further_exchanges=further_exchanges
-    ).by_axes
 
 
 def _by_names(sent: Mapping[Axes, Fraction]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from geojax.hlo import collective_traffic
 from geojax.hlo.module import parse_module
 from geojax.hlo.replica_groups import parse_groups
 from geojax.mesh import make_mesh
-from geojax.planner.traffic.collectives import predicted_reduce_scatter
+from geojax.planner.program_traffic import program_traffic
 from geojax.runtime.platform import CPU, GPU, site_exchange
 from geojax.runtime.xla_flags import gpu_compiler_options
 from geojax.topology import Topology
@@ -51,7 +51,7 @@ def program_on(mesh, wire):
     shape = jax.ShapeDtypeStruct(
         (mesh.size, 2, NUMBERS), jnp.float32, sharding=NamedSharding(mesh, by_device)
     )
-    return jax.jit(program).lower(shape)
+    return jax.jit(program).trace(shape)
 
 
 @pytest.mark.parametrize("wire", [BFLOAT16, INT8], ids=["bf16", "int8"])
@@ -61,17 +61,16 @@ def test_a_gather_makes_the_bits_and_sends_the_bytes_of_a_permute(mesh_of, wire,
     made, sent = {}, {}
     for platform in (CPU, GPU):
         monkeypatch.setattr(exchange, "target_platform", lambda platform=platform: platform)
-        program = program_on(mesh, wire).compile()
+        traced = program_on(mesh, wire)
+        program = traced.lower().compile()
         made[platform.name] = program(numbers)
         traffic = collective_traffic(program, mesh)
+        assert traffic.by_axes == program_traffic(traced, mesh).by_axes
         sent[platform.name] = {each.kind: traffic.bytes_over("dc") for each in traffic.over("dc")}
     jax.tree.map(np.testing.assert_array_equal, made["cpu"], made["gpu"])
-    tree = {name: jax.ShapeDtypeStruct((NUMBERS,), jnp.float32) for name in "ab"}
-    predicted = predicted_reduce_scatter(
-        tree, dims=0, intra_ranks=2, inter_ranks=2, bucket_bytes=4 * NUMBERS, wire=wire
-    )
-    assert sent["cpu"] == {"collective-permute": predicted.inter}
-    assert sent["gpu"] == {"all-gather": predicted.inter}
+    of_a_rank = 2 * wire.message_bytes(NUMBERS // 2)
+    assert sent["cpu"] == {"collective-permute": of_a_rank}
+    assert sent["gpu"] == {"all-gather": of_a_rank}
 
 
 @needs_cuda
@@ -82,7 +81,7 @@ def test_compiled_for_gpus_the_sites_exchange_in_cliques_of_two(wire):
     sites = tuple(site.model_copy(update={"hosts": 1}) for site in topology.sites)
     topology = topology.model_copy(update={"sites": sites})
     mesh = make_mesh(topology, dc=2, data=8, devices=h100_devices(sites=2, hosts=1))
-    program = program_on(mesh, wire).compile(compiler_options=gpu_compiler_options())
+    program = program_on(mesh, wire).lower().compile(compiler_options=gpu_compiler_options())
     assert "collective-permute" not in program.as_text()
     cliques = set()
     for computation in parse_module(program.as_text()).computations.values():

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import math
 import re
 from fractions import Fraction
 
@@ -15,12 +16,9 @@ from geojax.collectives import all_gather, all_reduce, reduce_scatter
 from geojax.errors import UserError
 from geojax.hlo import HloParseError, collective_traffic
 from geojax.hlo import traffic as traffic_module
-from geojax.hlo.conventions import BYTES_SENT
-from geojax.planner.traffic.collectives import (
-    predicted_all_gather,
-    predicted_all_reduce,
-    predicted_reduce_scatter,
-)
+from geojax.hlo.conventions import BYTES_SENT, all_reduce_bytes
+from geojax.planner.program_traffic import program_traffic
+from geojax.planner.traffic.collectives import predicted_all_reduce
 
 
 def program(*lines, operands="%x = f32[8]{0} parameter(0)", before=""):
@@ -286,40 +284,49 @@ def test_what_is_sent_is_what_the_formula_says(mesh_of, layout, bucket_bytes):
     ranks = {"intra_ranks": mesh.size // sizes["dc"], "inter_ranks": sizes["dc"]}
     over_inner = tuple(axis for axis in inner if sizes[axis] > 1)
 
-    def check(step, out, expected):
-        lowered = lower(mesh, lambda tree: step(varied(tree, inner)), TREE, out_specs=out)
+    def check(step, out, intra, inter):
+        shard_mapped = jax.shard_map(
+            lambda tree: step(varied(tree, inner)), mesh=mesh, in_specs=P(), out_specs=out
+        )
+        traced = jax.jit(shard_mapped).trace(TREE)
+        counted, lowered = program_traffic(traced, mesh), traced.lower()
         for text in (lowered, lowered.compile()):
             traffic = collective_traffic(text, mesh)
             within = sum((c.bytes_sent for c in traffic.collectives if c.axes == over_inner), 0)
-            assert traffic.bytes_over("dc") == expected.inter
-            assert within == expected.intra
+            assert traffic.by_axes == counted.by_axes
+            assert (within, traffic.bytes_over("dc")) == (intra, inter)
             assert {c.axes for c in traffic.collectives} <= {("dc",), over_inner}, "no other axes"
             assert all(c.ranks > 1 for c in traffic.collectives), "nothing for an axis of one"
 
+    whole = predicted_all_reduce(TREE, **ranks, bucket_bytes=bucket_bytes)
     check(
         lambda tree: all_reduce(tree, inner, "dc", bucket_bytes=bucket_bytes),
         P(),
-        predicted_all_reduce(TREE, **ranks, bucket_bytes=bucket_bytes),
+        whole.intra,
+        whole.inter,
+    )
+    shards = sum(
+        4
+        * math.prod(leaf.shape)
+        // leaf.shape[DIMS[name]]
+        * -(-leaf.shape[DIMS[name]] // ranks["intra_ranks"])
+        for name, leaf in TREE.items()
     )
     second, last = P(None, inner), P(None, None, inner)
     check(
         lambda tree: reduce_scatter(tree, inner, "dc", dims=DIMS, bucket_bytes=bucket_bytes),
         {"scale": P(inner), "vector": P(inner), "matrix": second, "cube": last},
-        predicted_reduce_scatter(TREE, dims=DIMS, **ranks),
+        (ranks["intra_ranks"] - 1) * shards,
+        all_reduce_bytes(shards, sizes["dc"]),
     )
 
 
 def test_the_formula_for_a_tree_that_divides_evenly():
     size, ranks, sites = 4 * 1024, 4, 2
     tree = jax.ShapeDtypeStruct((1024,), jnp.float32)
-    scattered = predicted_reduce_scatter(tree, dims=0, intra_ranks=ranks, inter_ranks=sites)
-    assert scattered.intra == Fraction(ranks - 1, ranks) * size
-    assert scattered.inter == Fraction(2 * (sites - 1), sites) * size / ranks
     whole = predicted_all_reduce(tree, intra_ranks=ranks, inter_ranks=sites)
-    gathered = predicted_all_gather(tree, dims=0, intra_ranks=ranks)
-    assert whole.intra == scattered.intra + gathered.intra
-    assert whole.inter == scattered.inter
-    assert gathered.inter == 0
+    assert whole.intra == 2 * Fraction(ranks - 1, ranks) * size
+    assert whole.inter == Fraction(2 * (sites - 1), sites) * size / ranks
 
 
 def test_xla_for_cpus_merges_sums_and_keeps_their_bytes(mesh):

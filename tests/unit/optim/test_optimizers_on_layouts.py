@@ -4,6 +4,7 @@ Gradients are given, sharded as a step's are: what makes them has tests of its o
 not finite, and that step leaves parameters and state as they are.
 """
 
+import collections
 import functools
 import math
 
@@ -17,7 +18,7 @@ from support.drawn_layouts import Draw
 from support.optax_chains import average_of_optax, chain_of_optax
 from support.plans import step_plan_on
 from support.small_models import drawn_parameters
-from support.step_traffic import lowered_step, sent_bytes
+from support.step_traffic import sends_as_counted, traced_step
 
 from geojax import make_mesh
 from geojax.hlo import collective_traffic
@@ -34,10 +35,8 @@ from geojax.optim import (
 from geojax.optim.averages import evaluated_weights
 from geojax.optim.parameter_groups import ParameterGroup
 from geojax.pipeline import Placement
-from geojax.planner.traffic import predicted_step_bytes
-from geojax.planner.traffic.optimizer import predicted_optimizer_bytes
+from geojax.planner.traffic.optimizer import optimizer_collectives
 from geojax.precision import policy
-from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import parameter_layouts
 
@@ -217,21 +216,28 @@ def test_matrices_are_exchanged_in_the_site_byte_for_byte_as_predicted(name):
         if "all-to-all" in kinds
     }
     assert not any("dc" in axes for axes in sent)
-    predicted = predicted_optimizer_bytes(SETTINGS["muon"], layouts, plan)
-    assert sent == {axes: count for axes, count in predicted.items() if count}
+    predicted = collections.Counter()
+    for each in optimizer_collectives(SETTINGS["muon"], layouts, plan):
+        predicted[each.axes] += each.bytes
+    assert sent == +predicted
     assert bool(sent) == (name != "zero 0")
 
 
-def test_a_step_sends_what_the_formula_says_and_nothing_more_over_dc():
+def test_their_statistics_send_nothing_over_dc():
     axes, options = LAYOUTS["tensor"]
     plan = step_plan_on(make_mesh(**axes), policy("fp32"), **options)
     group = ParameterGroup(pattern=r"attention\.", optimizer="muon")
     settings = SETTINGS["adafactor"].model_copy(update={"groups": (group,)})
-    step, predicted = lowered_step(MODEL, plan, 8, 16, settings)
-    assert sent_bytes(step, plan.mesh) == predicted
-    plain = predicted_step_bytes(MODEL, plan, batch_shape(8, 16)).by_axes
-    more = {axes for axes in predicted if predicted[axes] != plain.get(axes)}
-    assert more == {("data",), ("tensor",), ("data", "tensor")}
+    counted = sends_as_counted(MODEL, plan, 8, 16, settings).by_axes
+    plain = traced_step(MODEL, plan, 8, 16)[1].by_axes
+    more = collections.Counter(
+        {axes: count - plain.get(axes, 0) for axes, count in counted.items()}
+    )
+    predicted = collections.Counter()
+    for each in optimizer_collectives(settings, parameter_layouts(MODEL, plan), plan):
+        predicted[each.axes] += each.bytes
+    assert +more == +predicted
+    assert set(+more) == {("data",), ("tensor",), ("data", "tensor")}
 
 
 @pytest.mark.parametrize("name", ["tensor", "expert"])

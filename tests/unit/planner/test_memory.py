@@ -219,8 +219,8 @@ def test_sharding_across_sites_holds_less_and_sends_weights_instead_of_gradients
     # With two sites: all-reduce of 1/4 of the fp32 gradient, 2 (2 - 1) / 2 of it; or its
     # reduce-scatter, half of that, and the all-gather of as many bf16 weights.
     parameters = parameter_count(default.model)
-    assert default.traffic().bytes_over("dc") == pytest.approx(parameters / 4 * 4, rel=1e-3)
-    assert across.traffic().bytes_over("dc") == pytest.approx(parameters / 4 * (2 + 1), rel=1e-2)
+    assert default.traffic.bytes_over("dc") == pytest.approx(parameters / 4 * 4, rel=1e-3)
+    assert across.traffic.bytes_over("dc") == pytest.approx(parameters / 4 * (2 + 1), rel=1e-2)
 
 
 def test_the_table_touches_no_device():
@@ -232,7 +232,7 @@ def test_the_table_touches_no_device():
         f"config = RunConfig.load(Path({str(QUICKSTART)!r}))\n"
         "step = trace_run(config)\n"
         "assert step.memory().bytes > 0\n"
-        "assert step.traffic().bytes_over('dc') > 0\n"
+        "assert step.traffic.bytes_over('dc') > 0\n"
         "assert not backend_runs()\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=QUICKSTART.parents[1])

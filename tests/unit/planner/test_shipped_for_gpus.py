@@ -26,7 +26,7 @@ def test_a_shipped_config_compiles_and_fits(name):
     assert step.estimate_ratio == pytest.approx(1, abs=0.05)
     over_dc = [each for each in step.messages if "dc" in each.axes]
     assert sum(each.bytes_sent for each in over_dc) > 2**20
-    planned = PlannedStep.of(config, step.plan, target)
+    planned = PlannedStep.of(config, step.plan, step.traffic, target)
     sent = sum(float(each.bytes_sent) for each in over_dc)
     assert sent == pytest.approx(planned.bytes_between_sites, rel=0.02)
     assert sum(each.payloads for each in over_dc) == planned.messages_between_sites

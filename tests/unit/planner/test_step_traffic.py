@@ -1,9 +1,9 @@
-"""What a training step sends: byte for byte the formula, and nothing across sites in a loop.
+"""What a training step sends: as counted in its trace, and nothing across sites in a loop.
 
 Two views of one step. *Written* is the program before the compiler, the same on every backend: each
-message, in the dtype that the code names. *Compiled* is what runs: neighboring sums over the same
-devices are merged there, so the number of messages says little, and XLA for CPUs widens 16-bit
-floats.
+message, in the dtype that the code names. That is what the trace counts. *Compiled* is what runs:
+neighboring sums over the same devices are merged there, so the number of messages says little, and
+XLA for CPUs widens 16-bit floats.
 """
 
 import dataclasses
@@ -17,27 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import pytest
 from support.plans import step_plan_on
 from support.small_models import LAYOUTS, ROWS, SEQUENCE, model_of
+from support.step_traffic import by_kind
 
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16, INT8
 from geojax.config.run_config import RunConfig
 from geojax.hlo import Traffic, collective_traffic
 from geojax.hlo.conventions import all_reduce_bytes
-from geojax.optim import (
-    SHARD_AXES,
-    OptimizerSettings,
-    learning_rate_schedule,
-    make_optimizer,
-)
-from geojax.planner.traffic.collectives import predicted_all_gather, predicted_reduce_scatter
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.planner.step_traffic import step_traffic
 from geojax.precision import policy
 from geojax.step.plan import SIGNALS, StepPlan
-from geojax.step.program import batch_shape, lower_step
+from geojax.step.program import batch_shape, trace_step
 from geojax.step.state import state_layouts
 from geojax.train.compiled_run import make_run_mesh, step_plan
 
@@ -53,7 +47,11 @@ class Step:
 
     plan: StepPlan
     layouts: Any
-    program: jax.stages.Lowered
+    traced: jax.stages.Traced
+
+    @functools.cached_property
+    def program(self) -> jax.stages.Lowered:
+        return self.traced.lower()
 
     @functools.cached_property
     def executable(self) -> jax.stages.Compiled:
@@ -68,13 +66,13 @@ class Step:
         return collective_traffic(self.executable, self.plan.mesh)
 
 
-def lowered_step(plan, model, rows, sequence):
+def traced_step(plan, model, rows, sequence):
     settings = OptimizerSettings()
     optimizer = make_optimizer(settings, steps=10)
     schedule = learning_rate_schedule(settings, steps=10)
     layouts = state_layouts(model, optimizer, plan)
     batch = batch_shape(rows, sequence)
-    return Step(plan, layouts, lower_step(layouts, model, plan, optimizer, schedule, batch))
+    return Step(plan, layouts, trace_step(layouts, model, plan, optimizer, schedule, batch))
 
 
 @functools.cache
@@ -84,7 +82,7 @@ def step_on(name, family="llama", precision="fp32", accumulated=None, **communic
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     communication = {"bucket_bytes": 4096} | communication
     plan = step_plan_on(mesh, policy(precision), accumulated or microbatches, **communication)
-    return lowered_step(plan, model_of(family), ROWS, SEQUENCE)
+    return traced_step(plan, model_of(family), ROWS, SEQUENCE)
 
 
 @functools.cache
@@ -95,7 +93,7 @@ def step_of_quickstart():
         ("--model", "tiny", "--batch.sequence_length", "256"),
     )
     plan = step_plan(config, make_run_mesh(config))
-    return lowered_step(
+    return traced_step(
         plan, config.model, config.batch.global_batch_size, config.batch.sequence_length
     )
 
@@ -121,38 +119,6 @@ def number(value):
     return int(value) if value.denominator == 1 else str(value)
 
 
-def expected_bytes(step, *, widened):
-    """What the formula says; `widened`: 16-bit floats travel as float32."""
-    plan, layouts = step.plan, step.layouts.parameters
-    ranks = math.prod(plan.mesh.shape[axis] for axis in SHARD_AXES)
-    sites = plan.mesh.shape["dc"]
-
-    def on_the_way(dtype):
-        return jnp.promote_types(dtype, jnp.float32) if widened else dtype
-
-    def whole_leaves(dtype):
-        return jax.tree.map(lambda place: jax.ShapeDtypeStruct(place.shape, dtype), layouts)
-
-    dims = jax.tree.map(lambda place: place.shard.dim, layouts)
-    weights = predicted_all_gather(
-        whole_leaves(on_the_way(plan.policy.compute_dtype)), dims=dims, intra_ranks=ranks
-    )
-    gradients = predicted_reduce_scatter(
-        whole_leaves(plan.policy.reduce_dtype),
-        dims=dims,
-        intra_ranks=ranks,
-        inter_ranks=sites,
-        bucket_bytes=plan.bucket_bytes,
-        wire=plan.wire_format,
-    )
-    norm, sums = (count * np.dtype(np.float32).itemsize for count in (1, 2 + len(SIGNALS)))
-    scalars_inside = all_reduce_bytes(norm, ranks) + all_reduce_bytes(sums, ranks)
-    return {
-        "in the site": number(weights.intra + gradients.intra + scalars_inside),
-        "across sites": number(gradients.inter + all_reduce_bytes(sums, sites)),
-    }
-
-
 def sent_bytes(traffic):
     """What the program sends, by device."""
     inside = across = Fraction(0)
@@ -166,10 +132,21 @@ def sent_bytes(traffic):
 
 
 @pytest.mark.parametrize("name", [*STEPS, *VARIANTS])
-def test_a_step_sends_exactly_what_the_formula_says(name):
+def test_a_step_sends_exactly_what_its_trace_counts(name):
     step = (STEPS | VARIANTS)[name]()
-    assert sent_bytes(step.written) == expected_bytes(step, widened=False)
-    assert sent_bytes(step.compiled) == expected_bytes(step, widened=True)
+    counted = step_traffic(step.traced, step.plan)
+    assert by_kind(step.written) == by_kind(counted)
+    if step.plan.policy.compute_dtype.itemsize == 4:
+        assert by_kind(step.compiled) == by_kind(counted)
+
+
+def test_of_what_is_compiled_for_cpus_only_16_bits_are_widened():
+    counted = by_kind(step_traffic(BF16().traced, BF16().plan))
+    compiled = by_kind(BF16().compiled)
+    widened = {key for key in counted if compiled[key] != counted[key]}
+    assert widened == {(("data",), "all-gather")}, "weights; gradients are float32"
+    for key in widened:
+        assert compiled[key][0] == 2 * counted[key][0]
 
 
 @pytest.mark.parametrize("view", ["written", "compiled"])

@@ -1,30 +1,21 @@
 import dataclasses
 
 import pytest
-from support.plans import step_plan_on
 
 from geojax.accelerators import Accelerator, accelerator_named
-from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import ModelConfig, model_flops
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.simulator import iteration_seconds
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
-from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost import pipeline
 from geojax.planner.cost.calibration import MEASURED, Calibration
 from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layer import LayerTimes
 from geojax.planner.cost.layout import Layout, SiteShare
 from geojax.planner.cost.predict import predict
-from geojax.planner.traffic.step import predicted_step_bytes, predicted_update_bytes
-from geojax.precision import policy
-from geojax.step.program import batch_shape
-from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
-from geojax.train.compiled_run import step_plan
-from geojax.train.plan.run_layout import layout_of_run, run_settings
 
 LLAMA = ModelConfig.load("llama3-70b")
 MIXTRAL = ModelConfig.load("mixtral-8x7b")
@@ -105,65 +96,11 @@ def test_a_better_link_is_never_slower(layout):
     assert wide < thin
 
 
-def test_bytes_are_those_of_the_compiled_programs():
-    layout = dataclasses.replace(DATA, overlap_grad_reduce=False, bucket_bytes=2**28)
-    plan = step_plan_on(
-        mesh=abstract_mesh(layout.mesh_sizes, platform="gpu"),
-        policy=policy("bf16"),
-        microbatches=8,
-        bucket_bytes=2**28,
-        sequence_parallel=True,
-    )
-    sent = predicted_update_bytes(LLAMA, parameter_layouts(LLAMA, plan), plan)
-    across = float(sum(count for axes, count in sent.items() if "dc" in axes))
-    made = step(layout)
-    assert made.term("gradients between sites").bytes == pytest.approx(across, rel=1e-6)
-    assert made.links[0].bytes == pytest.approx(256 * across, rel=1e-6)
-    in_site = sum(made.term(f"{name} in the site").bytes for name in ("weights", "gradients"))
-    total = float(sum(count for axes, count in sent.items() if "dc" not in axes))
-    assert in_site == pytest.approx(total, rel=1e-6)
-
-
 def test_stages_send_the_residual_stream():
     made = step(LAYOUTS["stages over islands"])
     stream = 4096 * LLAMA.hidden_size * 2  # of one sequence, whole on every tensor rank
     assert made.links[0].bytes == 8 * 8 * 32 * stream
     assert made.links[0].peak_bytes_per_second == 400e9
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"schedule": "branch_free"},
-        {"schedule": "geopipe"},
-        {"schedule": "geopipe", "hop_ticks": 1},
-        {"schedule": "interleaved", "virtual_stages": 2},
-        {"schedule": "1f1b"},
-        {"schedule": "1f1b", "memory_limit": 8},
-        {"schedule": "zero_bubble_h1"},
-        {"schedule": "zero_bubble_h1", "remat": "full"},
-    ],
-    ids=str,
-)
-def test_ticks_without_work_send_too(changes):
-    """The bytes over `dc` are those of the step's program, whose ticks a run chooses alike."""
-    layout = dataclasses.replace(STAGE, **changes)
-    config = {
-        "run_directory": "runs/none",
-        "steps": 1,
-        "topology": "two-h100-sites-2x256",
-        "model": "llama3-70b",
-        "data": {"sources": [{"name": "none", "builtin": "python-stdlib"}]},
-        **run_settings(layout, 4096),
-    }
-    run = RunConfig.model_validate(config)
-    plan = step_plan(run, abstract_mesh(layout.mesh_sizes, platform="gpu"))
-    batch = batch_shape(layout.global_batch_size, 4096)
-    sent = predicted_step_bytes(LLAMA, plan, batch).by_axes
-    over_dc = sum(count for axes, count in sent.items() if "dc" in axes)
-    term = step(layout_of_run(run), Topology.load(run.topology)).term("hops between sites")
-    assert term.bytes == pytest.approx(float(over_dc), rel=1e-4)
-    assert term.messages > 2 * layout.microbatches
 
 
 def test_islands_hide_the_sums_behind_the_backward_of_all_microbatches_that_fit():

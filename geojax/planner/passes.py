@@ -1,0 +1,34 @@
+"""Passes of a step through the layers of the model, and their number."""
+
+from geojax.models import ModelConfig
+from geojax.pipeline.schedule import Kind
+from geojax.step.plan import StepPlan
+
+
+def passes_of(plan: StepPlan) -> int:
+    """Count the forward (and as many backward) passes of a step.
+
+    There is one a microbatch; in a pipeline one a tick of the loops that hold a forward.
+    """
+    if plan.tick_program is None:
+        return plan.layout.batch.microbatches
+    counts = {
+        kind: sum(
+            kind in form.kinds
+            for segment in plan.tick_program.segments
+            for _, form in segment.ticks()
+        )
+        for kind in (Kind.FORWARD, Kind.BACKWARD)
+    }
+    assert len(set(counts.values())) == 1, "as many ticks must hold a backward as a forward"
+    return counts[Kind.FORWARD]
+
+
+def layers_of_pass(model: ModelConfig, plan: StepPlan) -> int:
+    """Count the layers of a pass: the model's; in a pipeline those of the longest chunk."""
+    return longest_loop(plan) or model.num_stacked_layers
+
+
+def longest_loop(plan: StepPlan) -> int | None:
+    """Return the iterations of the longest loop whose length is data: over a chunk's layers."""
+    return plan.staged_layers.max_layers_per_chunk if plan.staged_layers else None

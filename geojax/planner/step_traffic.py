@@ -1,0 +1,78 @@
+"""The bytes that a training step sends over each mesh axis, counted in its traced program.
+
+A program with branches shows the most that it can send (`geojax.planner.program_traffic`). Two
+kinds of branches hold collectives:
+
+    ticks     a stage without work skips the chunk's; the first and the last stage alone embed and
+              run the head (`stage_bytes` counts what a stage runs)
+    experts   further exchanges, for tokens of experts that are busier than others
+              (`evenly_sent` leaves them out)
+"""
+
+import itertools
+from fractions import Fraction
+
+import jax
+
+from geojax.hlo import Collective, Traffic
+from geojax.pipeline.execution.tick_program import TickProgram
+from geojax.planner.passes import longest_loop, passes_of
+from geojax.planner.program_traffic import program_traffic
+from geojax.planner.traffic.by_axes import Axes
+from geojax.step.plan import StepPlan
+
+_LAYERS = frozenset(("forward_layers", "backward_layers"))
+"""Scopes of all layers of a chunk."""
+
+
+def step_traffic(program: jax.stages.Traced, plan: StepPlan) -> Traffic:
+    """List the collectives of a step, from `geojax.step.program.trace_step`."""
+    return program_traffic(program, plan.mesh, longest_loop=longest_loop(plan))
+
+
+def evenly_sent(traffic: Traffic) -> dict[Axes, Fraction]:
+    """Return the bytes of a device whose tokens go to equally busy experts, by axes."""
+    kept = (each for each in traffic.collectives if "cond" not in _scopes(each)[1])
+    none = dict.fromkeys(traffic.by_axes, Fraction(0))
+    return none | Traffic(traffic.mesh, tuple(kept)).by_axes
+
+
+def stage_bytes(traffic: Traffic, plan: StepPlan) -> tuple[dict[Axes, Fraction], ...]:
+    """Return the bytes of a device of each stage by the table of ticks, by axes.
+
+    Messages between stages travel in every tick; of hops a sender's count.
+    """
+    program = plan.tick_program
+    assert program is not None, "a stage has a table of ticks"
+
+    def of_stage(stage: int) -> dict[Axes, Fraction]:
+        sent: dict[Axes, Fraction] = {}
+        for each in traffic.collectives:
+            share = _share(each, stage, program, passes_of(plan))
+            sent[each.axes] = sent.get(each.axes, Fraction(0)) + share * each.bytes_sent
+        return {axes: count for axes, count in sent.items() if count}
+
+    return tuple(map(of_stage, range(program.ticks.schedule.placement.stages)))
+
+
+def _share(collective: Collective, stage: int, program: TickProgram, passes: int) -> Fraction:
+    """Return the part of a collective's executions that `stage` runs."""
+    schedule = program.ticks.schedule
+    before_layers, _ = _scopes(collective)
+    branches = before_layers.count("cond")
+    of_ticks = 0 if program.branch_free else 1
+    if branches > of_ticks:
+        chunk = schedule.placement.chunks - 1 if "head" in before_layers else 0
+        runs = schedule.placement.stage_of[chunk] == stage
+        return Fraction(schedule.microbatches * runs, passes)
+    if branches == 0:
+        return Fraction(1)
+    chunks = len(schedule.placement.chunks_of(stage))
+    return Fraction(schedule.microbatches * chunks, passes)
+
+
+def _scopes(collective: Collective) -> tuple[list[str], list[str]]:
+    """Return the scopes of a collective before those of all layers, and from there on."""
+    scopes = collective.name.split("/")
+    before = list(itertools.takewhile(lambda scope: scope not in _LAYERS, scopes))
+    return before, scopes[len(before) :]
