@@ -21,7 +21,6 @@ import dataclasses
 import importlib.metadata
 import json
 import random
-import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -29,18 +28,15 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
-from rich.table import Table
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
-from geojax.planner.compile_target import CompileTarget
-from geojax.planner.memory import CompiledMemory
-from geojax.quantities import quantity
-from geojax.runtime.compilation import without_compilation_cache
-from geojax.runtime.xla_flags import gpu_compiler_options
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.optim import bytes_per_device
-from geojax.train.config.run_config import RunConfig
+from geojax.planner.compile_target import CompileTarget
+from geojax.planner.memory import CompiledMemory
+from geojax.runtime.compilation import without_compilation_cache
+from geojax.runtime.xla_flags import gpu_compiler_options
 from geojax.train.islands.island_plan import data_part, island_plan, site_programs
 from geojax.train.islands.island_stages import stage_parts
 from geojax.train.memory.run_memory import run_memory
@@ -191,10 +187,7 @@ def compiled_island(config: RunConfig) -> dict[str, int]:
     """What passes from one program to another by its types, and the programs' temporary bytes."""
     mesh = CompileTarget("h100", config.mesh.devices // config.mesh.dc)
     plan = island_plan(config, mesh.mesh(config.mesh.model_dump() | {"dc": 1}, None))
-    if config.dc.role == "data":
-        parts = [data_part(config)]
-    else:
-        parts = stage_parts(config)
+    parts = [data_part(config)] if config.dc.role == "data" else stage_parts(config)
     stages = [compiled_stage(config, site_programs(config, part, plan)) for part in parts]
     return max(stages, key=lambda stage: sum(stage.values()))
 

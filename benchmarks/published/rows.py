@@ -9,7 +9,7 @@ from typing import Any
 from geojax.models import ModelConfig
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.execution import Execution
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import predict
 from geojax.planner.cost.prediction import Prediction
 from geojax.topology import Topology
@@ -41,7 +41,7 @@ class Row:
     name: str
     accelerator: str
     model: ModelConfig
-    layout: Layout
+    layout: LayoutCandidate
     sequence_length: int
     execution: Execution
     seconds: float
@@ -78,7 +78,7 @@ def _read(name: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(line for line in file if not line.startswith("#"))
 
 
-def _layout(row: dict[str, Any], batch: str, **changes: Any) -> Layout:
+def _layout(row: dict[str, Any], batch: str, **changes: Any) -> LayoutCandidate:
     stages, tensor = int(row["pp"]), int(row["tp"])
     context = int(row.get("cp") or 1)
     data = int(row["gpus"]) // (stages * tensor * context)
@@ -86,7 +86,7 @@ def _layout(row: dict[str, Any], batch: str, **changes: Any) -> Layout:
     virtual = changes.pop("virtual_stages", 1)
     layers = changes.pop("num_layers")
     chunks = stages * virtual
-    return Layout(
+    return LayoutCandidate(
         pipeline_stages=stages,
         virtual_stages=virtual,
         layers=(layers // chunks,) * chunks,

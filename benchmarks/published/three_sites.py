@@ -11,7 +11,7 @@ import math
 from geojax.models import ModelConfig
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.execution import GEOJAX
-from geojax.planner.cost.layout import Layout, SiteShare
+from geojax.planner.cost.layout import LayoutCandidate, SiteShare
 from geojax.planner.cost.memory import layout_memory
 from geojax.planner.cost.predict import predict
 from geojax.topology import Topology
@@ -57,9 +57,9 @@ class ThreeSites:
     model: ModelConfig
     calibration: Calibration
 
-    def layout(self, schedule: str) -> Layout:
+    def layout(self, schedule: str) -> LayoutCandidate:
         shares = tuple(SiteShare(stages, 1, MICROBATCHES) for stages in STAGES)
-        layout = Layout(
+        layout = LayoutCandidate(
             dc=3,
             dc_role="stage",
             pipeline_stages=sum(STAGES),
@@ -74,7 +74,7 @@ class ThreeSites:
             return layout
         return dataclasses.replace(layout, memory_limit=self.memory_limit(layout))
 
-    def memory_limit(self, layout: Layout) -> int:
+    def memory_limit(self, layout: LayoutCandidate) -> int:
         """Return the most microbatches in flight that fit into the memory."""
         fitting = [
             limit
@@ -122,5 +122,5 @@ class ThreeSites:
             low, high = (low, middle) if enough else (middle, high)
         return high
 
-    def _memory(self, layout: Layout) -> float:
+    def _memory(self, layout: LayoutCandidate) -> float:
         return layout_memory(self.model, layout, sequence_length=SEQUENCE_LENGTH).bytes

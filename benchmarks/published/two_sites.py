@@ -9,7 +9,7 @@ import math
 
 from geojax.models import ModelConfig
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import predict
 from geojax.planner.cost.prediction import Prediction
 from geojax.topology import Topology
@@ -19,7 +19,7 @@ PUBLISHED_EFFICIENCY, PUBLISHED_MFU = 0.96, 0.49
 TERABITS = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 MEMORY_BYTES = 80e9
 
-_COMMON = Layout(
+_COMMON = LayoutCandidate(
     pipeline_stages=12,
     data=32,
     tensor=8,
@@ -35,7 +35,7 @@ ONE_SITE = {
 """NVIDIA's layout, 9.4 million tokens a step, in the schedules that one program can run."""
 
 
-def two_site_layouts() -> dict[str, Layout]:
+def two_site_layouts() -> dict[str, LayoutCandidate]:
     """Return the layouts of both roles by name, each in the schedule that suits one site best."""
     replicas = dataclasses.replace(ONE_SITE["interleaved"], dc=2, data=16)
     layouts = {
@@ -70,13 +70,13 @@ class TwoSites:
             key=lambda made: made.step_seconds,
         )
 
-    def step(self, layout: Layout, terabits: float) -> Prediction:
+    def step(self, layout: LayoutCandidate, terabits: float) -> Prediction:
         """Return the step of a layout with so many Tbit/s between the sites."""
         rate = {"bytes_per_second": terabits * 1e12 / 8}
         links = tuple(link.model_copy(update=rate) for link in self.topology.links)
         return self._predict(layout, self.topology.model_copy(update={"links": links}))
 
-    def needed(self, layout: Layout, seconds: float) -> float:
+    def needed(self, layout: LayoutCandidate, seconds: float) -> float:
         """Return the Tbit/s with which a step takes so long; inf where none is enough."""
         low, high = 0.05, 100.0
         if self.step(layout, high).step_seconds > seconds:
@@ -87,7 +87,7 @@ class TwoSites:
             low, high = (low, middle) if enough else (middle, high)
         return high
 
-    def _predict(self, layout: Layout, topology: Topology) -> Prediction:
+    def _predict(self, layout: LayoutCandidate, topology: Topology) -> Prediction:
         return predict(
             self.model,
             layout,

@@ -4,7 +4,7 @@ import dataclasses
 
 from geojax.models import ModelConfig
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import predict
 from geojax.planner.cost.prediction import Prediction
 from geojax.planner.search.one_site import one_site_efficiency
@@ -43,11 +43,11 @@ class UnlikeSites:
         )
         return found.best[0]
 
-    def efficiency(self, layout: Layout) -> float:
+    def efficiency(self, layout: LayoutCandidate) -> float:
         """Return the efficiency against one site with the FLOP/s of all."""
         return one_site_efficiency(layout, self.topology, self._predict)
 
-    def _predict(self, layout: Layout, topology: Topology) -> Prediction:
+    def _predict(self, layout: LayoutCandidate, topology: Topology) -> Prediction:
         return predict(
             ModelConfig.load(MODEL),
             layout,

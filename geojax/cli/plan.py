@@ -19,7 +19,7 @@ from geojax.settings import Settings, validate
 if TYPE_CHECKING:
     from geojax.config.run_config import RunConfig
     from geojax.planner.cost.calibration import Calibration
-    from geojax.planner.cost.layout import Layout
+    from geojax.planner.cost.layout import LayoutCandidate
     from geojax.planner.cost.prediction import Prediction
     from geojax.planner.search.request import PlanRequest
     from geojax.planner.search.search import Candidate, SearchResult
@@ -309,9 +309,9 @@ def _timer(request: "PlanRequest", calibration: "Calibration") -> "LayoutTimer":
     """Return the cost model, which remembers what it predicted for the request's topology."""
     from geojax.planner.cost.predict import predict
 
-    known: dict[Layout, Prediction] = {}
+    known: dict[LayoutCandidate, Prediction] = {}
 
-    def predicted(layout: "Layout", topology: "Topology") -> "Prediction":
+    def predicted(layout: "LayoutCandidate", topology: "Topology") -> "Prediction":
         if topology is request.topology and layout in known:
             return known[layout]
         made = predict(
@@ -329,7 +329,7 @@ def _timer(request: "PlanRequest", calibration: "Calibration") -> "LayoutTimer":
     return predicted
 
 
-def _layout_to_explain(named: str, best: "Sequence[Candidate]") -> "Layout":
+def _layout_to_explain(named: str, best: "Sequence[Candidate]") -> "LayoutCandidate":
     """Return the layout of a row of the table, or of the run in a YAML file.
 
     Raises:

@@ -8,7 +8,7 @@ from rich.table import Table
 from geojax.quantities import quantity
 
 if TYPE_CHECKING:
-    from geojax.planner.cost.layout import Layout
+    from geojax.planner.cost.layout import LayoutCandidate
     from geojax.planner.cost.prediction import Prediction
     from geojax.planner.search.fewer_sites import Without
     from geojax.planner.search.request import PlanRequest
@@ -92,7 +92,7 @@ def layouts_table(request: "PlanRequest", best: "Sequence[Candidate]") -> Table:
     return _table(rows)
 
 
-def in_proportion(layout: "Layout") -> str:
+def in_proportion(layout: "LayoutCandidate") -> str:
     """Write the layers or the sequences of each site where those were dealt out by speed."""
     if layout.site_shares is not None and layout.dc_role == "data":
         return "+".join(str(share.sequences) for share in layout.site_shares) + " sequences"
@@ -242,7 +242,7 @@ def pace(request: "PlanRequest", best: "Candidate", tokens: float | None) -> str
     return f"{line}\n±{error:.0%}: error that 90% of published steps of them keep within"
 
 
-def terms(layout: "Layout", prediction: "Prediction") -> str:
+def terms(layout: "LayoutCandidate", prediction: "Prediction") -> str:
     """List the terms of a layout's step, with their sources."""
     lines = [str(layout)]
     for term in prediction.terms:

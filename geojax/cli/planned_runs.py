@@ -16,7 +16,7 @@ from geojax.train.memory.run_memory import run_memory
 from geojax.train.plan.run_layout import run_settings
 
 if TYPE_CHECKING:
-    from geojax.planner.cost.layout import Layout
+    from geojax.planner.cost.layout import LayoutCandidate
     from geojax.planner.search.request import PlanRequest
     from geojax.planner.search.search import Candidate
 
@@ -35,7 +35,7 @@ class Traced(NamedTuple):
     """Its bytes beside those in closed form."""
 
 
-class Fitting(NamedTuple):
+class FittingRun(NamedTuple):
     """Layouts of a plan of which the first fits."""
 
     best: "tuple[Candidate, ...]"
@@ -51,7 +51,7 @@ class PlannedRuns:
     ):
         """Without a `config` to keep the rest of, the rest is that of `new_run`."""
         self._request, self._new_run, self._config = request, new_run, config
-        self._known: dict[Layout, Traced] = {}
+        self._known: dict[LayoutCandidate, Traced] = {}
 
     def traced(self, candidate: "Candidate") -> Traced:
         """Trace the memory of a layout, and compare it with the closed form."""
@@ -59,7 +59,7 @@ class PlannedRuns:
             self._known[candidate.layout] = self._trace(candidate)
         return self._known[candidate.layout]
 
-    def beginning_with_one_that_fits(self, best: "Sequence[Candidate]") -> "Fitting":
+    def beginning_with_one_that_fits(self, best: "Sequence[Candidate]") -> "FittingRun":
         """Leave out the first layouts until one fits by its trace, where the closed form may miss.
 
         One that `geojax train` cannot run is not traced.
@@ -68,9 +68,9 @@ class PlannedRuns:
         for row, each in enumerate(best):
             share = least_room(self._request, each.layout).share
             if share <= TRACED_ABOVE or not each.layout.is_trainable or self.traced(each).fits:
-                return Fitting(tuple(best[row:]), tuple(left_out))
+                return FittingRun(tuple(best[row:]), tuple(left_out))
             left_out.append(f"left out: {each.layout}: {self.traced(each).line}")
-        return Fitting((), tuple(left_out))
+        return FittingRun((), tuple(left_out))
 
     def _trace(self, candidate: "Candidate") -> Traced:
         if not candidate.layout.is_trainable:

@@ -16,7 +16,7 @@ from geojax.planner.cost.collectives import end_collectives, later_experts, laye
 from geojax.planner.cost.execution import Execution
 from geojax.planner.cost.layer import LayerTimes, Piece
 from geojax.planner.cost.layer_bytes import layer_bytes
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.pipeline import ChosenBy
 from geojax.planner.cost.run_costs import run_costs
@@ -41,7 +41,7 @@ class SitePieces:
 
 def site_pieces(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     topology: Topology,
     sequence_length: int,
     calibration: Calibration,
@@ -151,7 +151,7 @@ class ChunkWork:
 
 def chunk_work(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     topology: Topology,
     sites: Sequence[SitePieces],
     sequence_length: int | None = None,
@@ -230,7 +230,7 @@ def _balanced(layers: int, own: Sequence[SitePieces]) -> tuple[int, ...]:
 
 
 def _hop(
-    layout: Layout,
+    layout: LayoutCandidate,
     topology: Topology,
     sites: Sequence[SitePieces],
     source: int,

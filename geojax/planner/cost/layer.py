@@ -17,7 +17,7 @@ from geojax.planner.cost.execution import (
     DEFAULT_ATTENTION_FORWARD,
     Execution,
 )
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.matmul import MatmulRate, matmul_rate
 from geojax.planner.cost.prediction import Network
 from geojax.precision import policy
@@ -76,7 +76,7 @@ class LayerTimes:
     """The work of a device on one microbatch of a layout, in one site."""
 
     model: ModelConfig
-    layout: Layout
+    layout: LayoutCandidate
     sequence_length: int
     site: Site
     calibration: Calibration

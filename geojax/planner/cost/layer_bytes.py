@@ -12,11 +12,11 @@ import dataclasses
 from geojax.models import ModelConfig
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import LayerBytes
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.precision import policy
 
 
-def layer_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> LayerBytes:
+def layer_bytes(model: ModelConfig, layout: LayoutCandidate, sequence_length: int) -> LayerBytes:
     """Return what a layer holds of a microbatch on one device.
 
     Args:
@@ -35,22 +35,22 @@ def layer_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> Lay
     return LayerBytes(round(kept), round(max(within, waiting)), round(waiting))
 
 
-def kept_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> float:
+def kept_bytes(model: ModelConfig, layout: LayoutCandidate, sequence_length: int) -> float:
     """Return what a layer keeps of a microbatch for its backward (`geojax.models.chunk.remat`)."""
     return _Arrays.of(model, layout, sequence_length).kept(layout)
 
 
-def inner_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> float:
+def inner_bytes(model: ModelConfig, layout: LayoutCandidate, sequence_length: int) -> float:
     """Return the bytes of the feed-forward block's inner products of a microbatch."""
     return _Arrays.of(model, layout, sequence_length).inner
 
 
-def tokens_of_microbatch(layout: Layout, sequence_length: int) -> float:
+def tokens_of_microbatch(layout: LayoutCandidate, sequence_length: int) -> float:
     """Return the tokens of a microbatch on a device."""
     return layout.microbatch_size * sequence_length / layout.context
 
 
-def itemsize(layout: Layout) -> int:
+def itemsize(layout: LayoutCandidate) -> int:
     """Return the bytes of a number in the compute dtype."""
     return int(policy(layout.precision).compute_dtype.itemsize)
 
@@ -78,7 +78,7 @@ class _Arrays:
     """Inputs of norms behind the blocks."""
 
     @classmethod
-    def of(cls, model: ModelConfig, layout: Layout, sequence_length: int) -> "_Arrays":
+    def of(cls, model: ModelConfig, layout: LayoutCandidate, sequence_length: int) -> "_Arrays":
         tokens, size = tokens_of_microbatch(layout, sequence_length), itemsize(layout)
         stream = tokens * model.hidden_size * size
         own = stream / layout.tensor if layout.sequence_parallel else stream
@@ -105,7 +105,7 @@ class _Arrays:
             2 * own if model.sandwich_norm else 0,
         )
 
-    def kept(self, layout: Layout) -> float:
+    def kept(self, layout: LayoutCandidate) -> float:
         """Return the residuals that the policy of a layout keeps."""
         if layout.remat == "full":
             return self.own
@@ -115,7 +115,7 @@ class _Arrays:
         return kept
 
 
-def _inner_numbers(model: ModelConfig, layout: Layout) -> float:
+def _inner_numbers(model: ModelConfig, layout: LayoutCandidate) -> float:
     """Return the numbers a token of the feed-forward block's inner products."""
     matrices = 2 if model.gated else 1
     if not model.is_moe:

@@ -1,4 +1,4 @@
-"""A layout: everything that may be chosen about a run of a given model, batch and topology.
+"""A candidate of the search: all that may be chosen for a given model, batch and topology.
 
 Nothing in it is made: no mesh, no schedule, no program, so that a search can hold thousands of
 them. Its `sections` are those of a run's config (`geojax.config.layout`).
@@ -37,8 +37,8 @@ class SiteShare:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """A run's mesh and the way in which a step uses it."""
+class LayoutCandidate:
+    """A layout as the search varies it: plain numbers that nothing has validated."""
 
     dc: int = 1
     """Sites, in the topology's order."""
@@ -247,7 +247,7 @@ class Layout:
             )
         return config.Layout.model_construct(**chosen)
 
-    def of_site(self, site: int) -> "Layout":
+    def of_site(self, site: int) -> "LayoutCandidate":
         """Return the layout of a site with role "data" if all sites had its share."""
         if self.site_shares is None or self.dc_role == "stage":
             return self

@@ -13,7 +13,7 @@ from geojax.errors import UserError
 from geojax.islands.programs.site_part import bucket_count
 from geojax.models import ModelConfig
 from geojax.planner.buckets import CHOSEN, LinkShare, StepTimes, choose_buckets, link_share
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.prediction import Term
 from geojax.planner.cost.shared_cores import CoreCosts
 from geojax.planner.traffic.gradients import GradientMessages, gradient_messages
@@ -64,7 +64,7 @@ class LinkSums(NamedTuple):
 
 def link_sums(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     topology: Topology,
     layouts: Any,
     plan: StepPlan,
@@ -109,7 +109,7 @@ def link_sums(
     return LinkSums(choice.plan, link, messages, exposed, buckets)
 
 
-def _slowest(layout: Layout, topology: Topology) -> LinkShare:
+def _slowest(layout: LayoutCandidate, topology: Topology) -> LinkShare:
     """Return a device's share of the slowest link.
 
     Raises:
@@ -126,7 +126,7 @@ def _slowest(layout: Layout, topology: Topology) -> LinkShare:
 
 def _islands_exposed(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     messages: GradientMessages,
     link: LinkShare,
     times: ComputeTimes,

@@ -40,7 +40,7 @@ from geojax.planner.cost.layer_bytes import (
     layer_bytes,
     tokens_of_microbatch,
 )
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.precision import policy
 
 DISPATCH_BUFFERS = 10
@@ -83,7 +83,7 @@ class LayoutMemory:
 
 def layout_memory(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     *,
     sequence_length: int,
     device_bytes: float = math.inf,
@@ -160,7 +160,7 @@ def layout_memory(
     return LayoutMemory(state, weights, gradients, activations, workspace, communication)
 
 
-def _messages_bytes(layout: Layout, itemsize: int) -> float:
+def _messages_bytes(layout: LayoutCandidate, itemsize: int) -> float:
     """Return the bytes a number of a site's sums, of two steps and from each other site."""
     if layout.dc_role == "stage":
         return 0.0
@@ -169,7 +169,7 @@ def _messages_bytes(layout: Layout, itemsize: int) -> float:
     return (layout.dc + 1) * sent
 
 
-def _held_bytes(layer: LayerBytes, layout: Layout, passes: float) -> float:
+def _held_bytes(layer: LayerBytes, layout: LayoutCandidate, passes: float) -> float:
     """Return what a layer holds of so many microbatches in flight.
 
     One program puts off gradients of weights only in the memory that the forwards need and one
@@ -183,7 +183,7 @@ def _held_bytes(layer: LayerBytes, layout: Layout, passes: float) -> float:
 
 def held_at_once(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     usable_bytes: float,
     *,
     sequence_length: int,
@@ -210,7 +210,7 @@ def held_at_once(
 
 
 def bucket_layers(
-    model: ModelConfig, layout: Layout, layer_parameters: float, device_bytes: float
+    model: ModelConfig, layout: LayoutCandidate, layer_parameters: float, device_bytes: float
 ) -> int:
     """Return the layers of a bucket: those given, or as many as a tenth of the memory holds twice.
 
@@ -229,7 +229,7 @@ def bucket_layers(
     return fitting[-1]
 
 
-def pairs_in_flight(layout: Layout) -> int:
+def pairs_in_flight(layout: LayoutCandidate) -> int:
     """Count the (microbatch, chunk) pairs that the first stage holds at most, in lock-step.
 
     A forward and a backward share a tick, so a microbatch needs two ticks for each later chunk
@@ -291,7 +291,9 @@ class HeldParameters:
         return self.layers * self.layer + self.tables + self.head
 
 
-def held_parameters(model: ModelConfig, layout: Layout, sequence_length: int) -> HeldParameters:
+def held_parameters(
+    model: ModelConfig, layout: LayoutCandidate, sequence_length: int
+) -> HeldParameters:
     """Count the parameters that a rank computes with."""
     sizes = _sizes(model)
     tensor = layout.tensor
@@ -365,17 +367,17 @@ def optimizer_bytes(model: ModelConfig, optimizer: OptimizerSettings, dtype: Any
     return held / parameter_count(model)
 
 
-def _reduces_early(layout: Layout) -> bool:
+def _reduces_early(layout: LayoutCandidate) -> bool:
     crosses = layout.dc > 1 and layout.dc_role == "data"
     return crosses and layout.overlap_grad_reduce is not False
 
 
-def _has_error_feedback(layout: Layout) -> bool:
+def _has_error_feedback(layout: LayoutCandidate) -> bool:
     return layout.gradient_compression == "int8" and layout.dc > 1
 
 
 def _head_bytes(
-    model: ModelConfig, layout: Layout, sequence_length: int, gradient_bytes: float
+    model: ModelConfig, layout: LayoutCandidate, sequence_length: int, gradient_bytes: float
 ) -> float:
     """Return the bytes of a chunk's logits and their gradients; sums of several chunks beside."""
     tokens = math.ceil(tokens_of_microbatch(layout, sequence_length))
@@ -385,7 +387,7 @@ def _head_bytes(
     return size * columns * 4 + 2 * stream + (gradient_bytes if count > 1 else 0)
 
 
-def _backward_bytes(model: ModelConfig, layout: Layout, sequence_length: int) -> float:
+def _backward_bytes(model: ModelConfig, layout: LayoutCandidate, sequence_length: int) -> float:
     """Return the temporary bytes of one layer's backward pass."""
     tokens = tokens_of_microbatch(layout, sequence_length)
     if model.is_moe:

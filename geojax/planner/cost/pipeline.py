@@ -19,7 +19,7 @@ from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
 from geojax.pipeline.simulation.simulator import iteration_seconds
 from geojax.pipeline.tick_tables import candidate_tables, fastest, near_or_delayed
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 
 
 class PipelineTime(NamedTuple):
@@ -45,7 +45,7 @@ class ChosenBy(NamedTuple):
 
 
 def pipeline_time(
-    layout: Layout,
+    layout: LayoutCandidate,
     placement: Placement,
     costs: Costs,
     *,
@@ -82,7 +82,9 @@ def pipeline_time(
     return PipelineTime(seconds, inside_sites, messages)
 
 
-def small_program(layout: Layout, placement: Placement, chosen_by: ChosenBy) -> TickProgram:
+def small_program(
+    layout: LayoutCandidate, placement: Placement, chosen_by: ChosenBy
+) -> TickProgram:
     """Return the ticks of a few microbatches, the last of which are those of many.
 
     Args:
@@ -96,7 +98,7 @@ def small_program(layout: Layout, placement: Placement, chosen_by: ChosenBy) -> 
 
 
 def _extrapolated(
-    layout: Layout, placement: Placement, costs: Costs, figure: Callable[..., float]
+    layout: LayoutCandidate, placement: Placement, costs: Costs, figure: Callable[..., float]
 ) -> float:
     """Return a figure of an iteration that grows evenly with its microbatches."""
     microbatches = layout.microbatches
@@ -108,7 +110,7 @@ def _extrapolated(
     return second + (microbatches - more) * (second - first) / (more - few)
 
 
-def _few(layout: Layout, costs: Costs) -> tuple[int, int]:
+def _few(layout: LayoutCandidate, costs: Costs) -> tuple[int, int]:
     """Return two numbers of microbatches, in whole groups, that warm-up does not fill."""
     stages, group = layout.pipeline_stages, max(layout.stages_per_site)
     busiest = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
@@ -121,7 +123,7 @@ def _few(layout: Layout, costs: Costs) -> tuple[int, int]:
 
 
 def _by_events(
-    layout: Layout,
+    layout: LayoutCandidate,
     placement: Placement,
     costs: Costs,
     microbatches: int,
@@ -142,13 +144,23 @@ def _by_events(
 
 
 def _lock_step(
-    layout: Layout, placement: Placement, costs: Costs, microbatches: int, *, chosen_by: ChosenBy
+    layout: LayoutCandidate,
+    placement: Placement,
+    costs: Costs,
+    microbatches: int,
+    *,
+    chosen_by: ChosenBy,
 ) -> float:
     return lock_step_seconds(_table_in_memory(layout, placement, chosen_by, microbatches), costs)
 
 
 def _sent_in_ticks(
-    layout: Layout, placement: Placement, costs: Costs, microbatches: int, *, chosen_by: ChosenBy
+    layout: LayoutCandidate,
+    placement: Placement,
+    costs: Costs,
+    microbatches: int,
+    *,
+    chosen_by: ChosenBy,
 ) -> float:
     """Count the ticks of the channels that cross a cut; `costs` say nothing of them."""
     table = _table_in_memory(layout, placement, chosen_by, microbatches)
@@ -165,7 +177,7 @@ def _sent_in_ticks(
 
 @functools.lru_cache(maxsize=64)
 def _table_in_memory(
-    layout: Layout, placement: Placement, chosen_by: ChosenBy, microbatches: int
+    layout: LayoutCandidate, placement: Placement, chosen_by: ChosenBy, microbatches: int
 ) -> TickTable:
     """Return the tick table that a run chooses, with gradients of weights as early as it runs."""
     table = _chosen_table(layout, placement, chosen_by.costs, microbatches)
@@ -176,7 +188,7 @@ def _table_in_memory(
 
 @functools.lru_cache(maxsize=64)
 def _chosen_table(
-    layout: Layout, placement: Placement, costs: Costs, microbatches: int
+    layout: LayoutCandidate, placement: Placement, costs: Costs, microbatches: int
 ) -> TickTable:
     """Return the tick table that a run chooses, with one or two ticks to a link."""
     limit = layout.memory_limit and layout.memory_limit * layout.virtual_stages
@@ -192,7 +204,7 @@ def _chosen_table(
     return near_or_delayed(table, costs)
 
 
-def _hop_ticks(layout: Layout, placement: Placement, ticks: int) -> tuple[int, ...]:
+def _hop_ticks(layout: LayoutCandidate, placement: Placement, ticks: int) -> tuple[int, ...]:
     """Return the ticks of each chunk's hop: one inside a site, `ticks` between sites."""
     site_of = layout.site_of_stages
     return tuple(

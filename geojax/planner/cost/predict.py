@@ -15,12 +15,12 @@ from geojax.planner.cost.adapters import refuse_adapters
 from geojax.planner.cost.calibration import RELATIVE_ERROR, Calibration
 from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_pieces
 from geojax.planner.cost.execution import GEOJAX, Execution
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.link_sums import ComputeTimes
 from geojax.planner.cost.memory import held_at_once, layout_memory
 from geojax.planner.cost.pipeline import PipelineTime, pipeline_time
 from geojax.planner.cost.prediction import LinkUse, Prediction, Term
-from geojax.planner.cost.reduction import Reduction, StepWork
+from geojax.planner.cost.reduction import StepReduction, StepWork
 from geojax.planner.cost.shared_cores import CoreCosts
 from geojax.precision import policy
 from geojax.runtime.device_memory import usable_memory
@@ -44,7 +44,7 @@ NOT_MODELLED_ON_SHARED_CORES = (
 
 def predict(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     topology: Topology,
     *,
     sequence_length: int,
@@ -100,7 +100,7 @@ def predict(
 class _Iteration:
     """Forwards and backwards of all microbatches of one pipeline."""
 
-    layout: Layout
+    layout: LayoutCandidate
     sites: Sequence[SitePieces]
     """Work in each site that the pipeline runs through."""
     work: ChunkWork
@@ -118,13 +118,13 @@ def _exposed(terms: Iterable[Term]) -> float:
 
 def _unlike_steps(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     topology: Topology,
     sequence_length: int,
     sites: Sequence[SitePieces],
     execution: Execution,
     optimizer: OptimizerSettings,
-) -> Iterator[tuple[_Iteration, Reduction]]:
+) -> Iterator[tuple[_Iteration, StepReduction]]:
     """Yield a step's microbatches, and what goes before and after them, in each unlike site."""
     unlike = {
         (layout.of_site(index), pieces.layer, pieces.last, pieces.hop): pieces
@@ -159,7 +159,7 @@ def _unlike_steps(
 
 def _iteration(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     topology: Topology,
     sequence_length: int,
     sites: Sequence[SitePieces],
@@ -181,7 +181,7 @@ def _iteration(
 
 
 def _pipeline_time(
-    layout: Layout,
+    layout: LayoutCandidate,
     topology: Topology,
     sites: Sequence[SitePieces],
     work: ChunkWork,
@@ -209,7 +209,7 @@ def _pipeline_time(
     return made._replace(seconds=made.inside_sites + exposed)
 
 
-def _compute_terms(layout: Layout, work: ChunkWork) -> Iterator[Term]:
+def _compute_terms(layout: LayoutCandidate, work: ChunkWork) -> Iterator[Term]:
     """Yield the work of the busiest stage on all of its microbatches."""
     by_name: dict[str, Term] = {}
     for piece in work.busiest:
@@ -227,7 +227,7 @@ def _compute_terms(layout: Layout, work: ChunkWork) -> Iterator[Term]:
     yield from by_name.values()
 
 
-def _split_term(layout: Layout, work: ChunkWork) -> Term:
+def _split_term(layout: LayoutCandidate, work: ChunkWork) -> Term:
     """Return what the halves of the busiest stage's backwards take longer than the whole."""
     halves = sum(piece.backward + piece.weight for piece in work.busiest)
     longer = work.costs.split_surcharge * halves * layout.microbatches
@@ -241,7 +241,7 @@ def _split_term(layout: Layout, work: ChunkWork) -> Term:
 
 
 def _pipeline_terms(
-    layout: Layout,
+    layout: LayoutCandidate,
     sites: Sequence[SitePieces],
     work: ChunkWork,
     time: PipelineTime,
@@ -271,7 +271,11 @@ def _pipeline_terms(
 
 
 def _utilization(
-    model: ModelConfig, layout: Layout, topology: Topology, sequence_length: int, step: float
+    model: ModelConfig,
+    layout: LayoutCandidate,
+    topology: Topology,
+    sequence_length: int,
+    step: float,
 ) -> float | None:
     """Return model FLOPs over the peaks of the accelerators in use, in the compute dtype."""
     dtype = policy(layout.precision).compute_dtype.name
@@ -286,7 +290,7 @@ def _utilization(
 
 def _memory_bytes(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     topology: Topology,
     sequence_length: int,
     optimizer: OptimizerSettings,
@@ -306,7 +310,7 @@ def _memory_bytes(
 
 def _held(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     topology: Topology,
     sequence_length: int,
     optimizer: OptimizerSettings,
@@ -325,7 +329,9 @@ def _held(
     return min(held)
 
 
-def _relative_error(model: ModelConfig, layout: Layout, topology: Topology) -> float | None:
+def _relative_error(
+    model: ModelConfig, layout: LayoutCandidate, topology: Topology
+) -> float | None:
     """Return the validated error of the precision on all accelerators; None: of one not known.
 
     No published step has experts.
@@ -340,7 +346,7 @@ def _relative_error(model: ModelConfig, layout: Layout, topology: Topology) -> f
 
 
 def _links(
-    layout: Layout, topology: Topology, slowest: _Iteration, reduced: Reduction
+    layout: LayoutCandidate, topology: Topology, slowest: _Iteration, reduced: StepReduction
 ) -> Iterator[LinkUse]:
     """Yield each direction of the links that something crosses."""
     if layout.dc == 1:

@@ -1,12 +1,12 @@
 """A predicted training step: its time, term by term, and what each network carries.
 
-`geojax.planner.cost.predict` makes one of a `geojax.planner.cost.layout.Layout`.
+`geojax.planner.cost.predict` makes one of a `geojax.planner.cost.layout.LayoutCandidate`.
 """
 
 import dataclasses
 from typing import Literal
 
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 
 Network = Literal["inside_host", "between_hosts", "between_sites"]
 """The network that carries a message: NVLink or ICI, the site's network cards, or a link."""
@@ -53,7 +53,7 @@ class LinkUse:
 class Prediction:
     """One training step of a layout."""
 
-    layout: Layout
+    layout: LayoutCandidate
     """The layout with the layers of its chunks, and the buckets that were chosen for it."""
     step_seconds: float
     """Time of a step."""

@@ -18,7 +18,7 @@ from geojax.optim import OptimizerSettings
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost.chunks import ChunkWork
 from geojax.planner.cost.execution import Execution
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.link_sums import ComputeTimes, link_sums
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.pipeline import small_program
@@ -34,7 +34,7 @@ from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
 
 
-def step_plan(layout: Layout, work: ChunkWork, sequence_length: int) -> StepPlan:
+def step_plan(layout: LayoutCandidate, work: ChunkWork, sequence_length: int) -> StepPlan:
     """Return the layout as the plan of a step on a mesh without devices.
 
     Buckets that are left open are as long as a leaf: `_over_link` chooses those that cross a link.
@@ -60,7 +60,7 @@ def step_plan(layout: Layout, work: ChunkWork, sequence_length: int) -> StepPlan
 
 
 @dataclasses.dataclass(frozen=True)
-class Reduction:
+class StepReduction:
     """Weights and gradients of a step on their way between ranks, and the update."""
 
     terms: tuple[Term, ...]
@@ -76,7 +76,7 @@ class StepWork:
     """A step whose microbatches are timed."""
 
     model: ModelConfig
-    layout: Layout
+    layout: LayoutCandidate
     topology: Topology
     work: ChunkWork
     networks: SiteNetworks
@@ -87,7 +87,7 @@ class StepWork:
     sequence_length: int
     """Tokens of a sequence."""
 
-    def reduction(self) -> Reduction:
+    def reduction(self) -> StepReduction:
         """Time what follows and precedes the microbatches.
 
         Raises:
@@ -110,7 +110,7 @@ class StepWork:
             *update_terms(self.model, self.optimizer, layouts, plan, self.networks),
         ]
         if sums is None:
-            return Reduction(tuple(terms))
+            return StepReduction(tuple(terms))
         terms.append(sums.term)
         gathered = float(sum(sent for axes, sent in weights.items() if "dc" in axes))
         if gathered:
@@ -121,7 +121,7 @@ class StepWork:
             name = "weights between sites"
             terms.append(Term(name, took, took, source, gathered, 1, "between_sites"))
         sent = sums.messages.bytes + gathered
-        return Reduction(tuple(terms), sent, sums.messages.count, sums.buckets)
+        return StepReduction(tuple(terms), sent, sums.messages.count, sums.buckets)
 
     def _in_site(
         self, plan: StepPlan, weights: BytesByAxes, gradients: BytesByAxes, leaves: int

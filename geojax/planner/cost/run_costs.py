@@ -9,14 +9,14 @@ from geojax.models import ModelConfig
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.staged_model import StagedModel
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.precision import policy
 from geojax.topology import Topology
 
 
 def run_costs(
     model: ModelConfig,
-    layout: Layout,
+    layout: LayoutCandidate,
     topology: Topology,
     sequence_length: int,
     placement: Placement,

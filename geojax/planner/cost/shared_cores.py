@@ -16,7 +16,7 @@ from geojax.islands.programs.site_part import bucket_count
 from geojax.models import ModelConfig
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.simulation.costs import Costs
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.prediction import Term
 from geojax.topology import SharedCores
 
@@ -37,7 +37,7 @@ class CoreCosts:
     """Messages of a layout on shared cores."""
 
     cores: SharedCores
-    layout: Layout
+    layout: LayoutCandidate
     link_bytes_per_second: float = math.inf
     """Bandwidth of the link for each device of a site."""
 

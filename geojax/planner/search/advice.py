@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from geojax.accelerators import CATALOG, Accelerator
 from geojax.errors import UserError
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.search.fit import (
     Room,
     fits_in_parts,
@@ -71,22 +71,22 @@ def fits(request: PlanRequest) -> bool:
     return any(_fits(request, layout) for layout in _thriftiest(request))
 
 
-def _thriftiest(request: PlanRequest) -> Iterator[Layout]:
+def _thriftiest(request: PlanRequest) -> Iterator[LayoutCandidate]:
     """Yield each shape with the ZeRO stage and the remat that take least memory."""
     for shape in shapes(request, Counter()):
         yield dataclasses.replace(shardings(shape)[-1], remat=request.remats[-1])
 
 
-def _fits(request: PlanRequest, layout: Layout) -> bool:
+def _fits(request: PlanRequest, layout: LayoutCandidate) -> bool:
     return least_room(request, layout).fits or fits_in_parts(request, layout)
 
 
-def _least_memory(request: PlanRequest) -> tuple[Room, Layout] | None:
+def _least_memory(request: PlanRequest) -> tuple[Room, LayoutCandidate] | None:
     """Return the layout that comes nearest to fitting, where it fits least; None: no batch divides.
 
     Unlike sites are given the layers that take as much of the memory of each.
     """
-    nearest: tuple[Room, Layout] | None = None
+    nearest: tuple[Room, LayoutCandidate] | None = None
     for layout in _thriftiest(request):
         share = math.inf if nearest is None else nearest[0].share
         less = dataclasses.replace(request, memory_factor=request.memory_factor * share)
@@ -96,7 +96,7 @@ def _least_memory(request: PlanRequest) -> tuple[Room, Layout] | None:
     return nearest
 
 
-def _other_batches(request: PlanRequest, found: list[Layout]) -> str:
+def _other_batches(request: PlanRequest, found: list[LayoutCandidate]) -> str:
     ranks = sorted({mesh.data_ranks for mesh in found})
     batch = request.global_batch_size
     near = sorted(

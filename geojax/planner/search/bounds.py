@@ -17,7 +17,7 @@ from geojax.collectives import wire_format
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import link_share
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import held_parameters
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.search.request import PlanRequest
@@ -34,7 +34,7 @@ class Bounds:
         self.works = SiteWorks(request, calibration)
         self._link = link_share(request.topology, request.common_accelerators)
 
-    def seconds(self, layout: Layout) -> float | None:
+    def seconds(self, layout: LayoutCandidate) -> float | None:
         """Return the bound of a layout; None: its layers are not those that were measured.
 
         Raises:
@@ -60,7 +60,7 @@ class Bounds:
         ahead = first - 1 + sum(others) * (virtual if layout.schedule == "interleaved" else 1)
         return total + ahead * chunk + self._after_backward(layout)
 
-    def _after_backward(self, layout: Layout) -> float:
+    def _after_backward(self, layout: LayoutCandidate) -> float:
         """Return the time of weights and gradients of a pipeline, which nothing in it hides."""
         held = held_parameters(self._request.model, layout, self._request.sequence_length)
         group = max(
@@ -86,7 +86,7 @@ class Bounds:
         return seconds + itemsize * last / group.ranks / self._link.bytes_per_second
 
 
-def _replicas_seconds(layout: Layout, seconds: Sequence[float]) -> float:
+def _replicas_seconds(layout: LayoutCandidate, seconds: Sequence[float]) -> float:
     """Return the time of all sequences in sites that take so long for a microbatch."""
     if layout.site_shares is None:
         return layout.microbatches * max(seconds)

@@ -52,7 +52,7 @@ class Dimension(NamedTuple):
 
     name: str
     fields: tuple[str, ...]
-    """Fields of a `Layout` that say it."""
+    """Fields of a `LayoutCandidate` that say it."""
     left_out: Callable[[PlanRequest], str | None] = _searched
     """Returns the reason why a request has it not searched; None: it is, or there is none."""
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from geojax.errors import UserError
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.prediction import Prediction
 from geojax.planner.search.request import PlanRequest, joins_of
 from geojax.planner.search.search import Candidate, search
@@ -49,5 +49,5 @@ def _without(topology: Topology, name: str) -> Topology:
     return topology.model_copy(update={"sites": sites, "links": links})
 
 
-def _timed(timer: LayoutTimer, topology: Topology, layout: Layout) -> Prediction:
+def _timed(timer: LayoutTimer, topology: Topology, layout: LayoutCandidate) -> Prediction:
     return timer(layout, topology)

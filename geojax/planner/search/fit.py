@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import LayoutMemory, layout_memory
 from geojax.planner.search.request import PlanRequest
 from geojax.topology import Site
@@ -39,11 +39,13 @@ class Room(NamedTuple):
 class Fitting(NamedTuple):
     """A layout that fits, and its memory in the site where it leaves least."""
 
-    layout: Layout
+    layout: LayoutCandidate
     memory: LayoutMemory
 
 
-def fitting(request: PlanRequest, shape: Layout, refused: Counter[str]) -> Iterator[Fitting]:
+def fitting(
+    request: PlanRequest, shape: LayoutCandidate, refused: Counter[str]
+) -> Iterator[Fitting]:
     """Yield the layouts of a shape that fit into the memory of an accelerator.
 
     Args:
@@ -67,7 +69,7 @@ def fitting(request: PlanRequest, shape: Layout, refused: Counter[str]) -> Itera
             break
 
 
-def rooms(request: PlanRequest, layout: Layout) -> list[Room]:
+def rooms(request: PlanRequest, layout: LayoutCandidate) -> list[Room]:
     """Estimate the memory of a layout in each site, or in the fullest of sites that are alike."""
     if layout.site_shares is None and not request.has_unlike_accelerators:
         return [_room(request, layout, 0, None)]
@@ -75,12 +77,12 @@ def rooms(request: PlanRequest, layout: Layout) -> list[Room]:
     return [_room(request, layout, site, most[site]) for site in range(request.sites)]
 
 
-def least_room(request: PlanRequest, layout: Layout) -> Room:
+def least_room(request: PlanRequest, layout: LayoutCandidate) -> Room:
     """Return the memory in the site where a layout leaves least."""
     return max(rooms(request, layout), key=lambda room: (room.share, room.memory.bytes))
 
 
-def fits_in_parts(request: PlanRequest, layout: Layout) -> bool:
+def fits_in_parts(request: PlanRequest, layout: LayoutCandidate) -> bool:
     """Return True if unlike sites have room for all layers, each for as many as it can hold."""
     if layout.dc_role == "data" or not request.has_unlike_accelerators:
         return False
@@ -90,7 +92,7 @@ def fits_in_parts(request: PlanRequest, layout: Layout) -> bool:
     return sum(most[site] for site in layout.site_of_chunks) >= request.model.num_stacked_layers
 
 
-def least_room_in_parts(request: PlanRequest, layout: Layout) -> Room:
+def least_room_in_parts(request: PlanRequest, layout: LayoutCandidate) -> Room:
     """Return the memory in the site where a layout leaves least, the layers dealt out by memory."""
     if layout.dc_role == "data" or not request.has_unlike_accelerators:
         return least_room(request, layout)
@@ -112,7 +114,7 @@ def least_room_in_parts(request: PlanRequest, layout: Layout) -> Room:
     raise AssertionError("a site with all layers has them all")
 
 
-def most_layers(request: PlanRequest, layout: Layout) -> tuple[int, ...]:
+def most_layers(request: PlanRequest, layout: LayoutCandidate) -> tuple[int, ...]:
     """Return the most layers of a chunk that each site has room for; 0: not for one."""
 
     def most(site: int) -> int:
@@ -124,7 +126,7 @@ def most_layers(request: PlanRequest, layout: Layout) -> tuple[int, ...]:
     return tuple(map(most, range(request.sites)))
 
 
-def _most_layers_held(layout: Layout) -> list[int | None]:
+def _most_layers_held(layout: LayoutCandidate) -> list[int | None]:
     """Return the most layers of a chunk in each site; None where no chunk has been given any."""
     if layout.layers is None or layout.dc_role == "data":
         return [None] * layout.dc
@@ -134,7 +136,7 @@ def _most_layers_held(layout: Layout) -> list[int | None]:
     return most
 
 
-def _room(request: PlanRequest, layout: Layout, number: int, layers: int | None) -> Room:
+def _room(request: PlanRequest, layout: LayoutCandidate, number: int, layers: int | None) -> Room:
     """Return the memory in a site if each of its chunks has so many layers; None: as they have."""
     site, own = request.topology.sites[number], layout.of_site(number)
     if layers is not None:
@@ -156,7 +158,7 @@ def _room(request: PlanRequest, layout: Layout, number: int, layers: int | None)
     return Room(site, memory, usable)
 
 
-def shardings(shape: Layout) -> list[Layout]:
+def shardings(shape: LayoutCandidate) -> list[LayoutCandidate]:
     """List the ways to shard the state of a shape, those that send least first."""
     early: tuple[bool | Literal["auto"], ...] = ("auto",)
     stages: tuple[Literal[0, 1, 2, 3], ...] = (1,)

@@ -2,13 +2,13 @@
 
 import dataclasses
 
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.prediction import Prediction
 from geojax.planner.search.sensitivity import LayoutTimer
 from geojax.topology import Site, Topology
 
 
-def one_site_efficiency(layout: Layout, topology: Topology, timer: LayoutTimer) -> float:
+def one_site_efficiency(layout: LayoutCandidate, topology: Topology, timer: LayoutTimer) -> float:
     """Return the step of one site with the FLOP/s of all sites, by the step of a layout.
 
     That site trains as fast as the sum of what the accelerators of each site do where all sites are
@@ -31,7 +31,7 @@ def one_site_efficiency(layout: Layout, topology: Topology, timer: LayoutTimer) 
     return 1 / rate / timer(layout, topology).step_seconds
 
 
-def _shares(layout: Layout) -> list[float]:
+def _shares(layout: LayoutCandidate) -> list[float]:
     """Return each site's share of the accelerators, with role data of the sequences."""
     sizes = list(layout.devices_per_site)
     if layout.site_shares is not None and layout.dc_role == "data":

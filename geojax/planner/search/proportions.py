@@ -16,13 +16,15 @@ import math
 from collections.abc import Iterator, Sequence
 
 from geojax.pipeline.balance import balanced_layers
-from geojax.planner.cost.layout import Layout, SiteShare
+from geojax.planner.cost.layout import LayoutCandidate, SiteShare
 from geojax.planner.search.fit import least_room, most_layers
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.site_work import SiteWork, SiteWorks
 
 
-def of_sites(mesh: Layout, parts: Sequence[int], *, unlike: bool) -> Iterator[Layout]:
+def of_sites(
+    mesh: LayoutCandidate, parts: Sequence[int], *, unlike: bool
+) -> Iterator[LayoutCandidate]:
     """Yield a mesh with the part of each site, where sites differ.
 
     Sites of more accelerators have more stages, or more replicas. Of as many of another kind each
@@ -50,7 +52,9 @@ def of_sites(mesh: Layout, parts: Sequence[int], *, unlike: bool) -> Iterator[La
     yield dataclasses.replace(mesh, data=shares[0].data, site_shares=tuple(shares))
 
 
-def with_batch(mesh: Layout, global_batch_size: int, microbatch_size: int) -> Layout | None:
+def with_batch(
+    mesh: LayoutCandidate, global_batch_size: int, microbatch_size: int
+) -> LayoutCandidate | None:
     """Return a mesh with the microbatches of a global batch; None: it does not divide.
 
     Args:
@@ -67,7 +71,9 @@ def with_batch(mesh: Layout, global_batch_size: int, microbatch_size: int) -> La
     return _with_sequences(sized, global_batch_size, [1.0] * mesh.dc)
 
 
-def in_proportion(request: PlanRequest, layout: Layout, works: SiteWorks) -> Layout | None:
+def in_proportion(
+    request: PlanRequest, layout: LayoutCandidate, works: SiteWorks
+) -> LayoutCandidate | None:
     """Deal out a layout's layers or sequences in proportion to the speeds of its sites.
 
     Args:
@@ -96,7 +102,7 @@ def in_proportion(request: PlanRequest, layout: Layout, works: SiteWorks) -> Lay
     return layout
 
 
-def _with_stage_sequences(sized: Layout, microbatches: int) -> Layout:
+def _with_stage_sequences(sized: LayoutCandidate, microbatches: int) -> LayoutCandidate:
     """Return a layout whose sites, where they have shares, train on all sequences each."""
     made = dataclasses.replace(sized, microbatches=microbatches)
     if made.site_shares is None:
@@ -107,7 +113,9 @@ def _with_stage_sequences(sized: Layout, microbatches: int) -> Layout:
     return dataclasses.replace(made, site_shares=shares)
 
 
-def _with_sequences(layout: Layout, total: int, seconds: Sequence[float]) -> Layout | None:
+def _with_sequences(
+    layout: LayoutCandidate, total: int, seconds: Sequence[float]
+) -> LayoutCandidate | None:
     """Deal out sequences to sites that take so many seconds for a microbatch."""
     assert layout.site_shares is not None
     ranks = layout.expert * layout.microbatch_size
@@ -124,7 +132,9 @@ def _with_sequences(layout: Layout, total: int, seconds: Sequence[float]) -> Lay
     )
 
 
-def _with_layers(request: PlanRequest, layout: Layout, works: Sequence[SiteWork]) -> Layout | None:
+def _with_layers(
+    request: PlanRequest, layout: LayoutCandidate, works: Sequence[SiteWork]
+) -> LayoutCandidate | None:
     """Deal out layers to chunks; None: the sites have no room for them."""
     if len(set(works)) == 1 and not request.has_unlike_accelerators:
         return layout

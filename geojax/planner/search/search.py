@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from geojax.errors import UserError
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import LayoutMemory
 from geojax.planner.cost.prediction import Prediction
 from geojax.planner.search.bounds import Bounds
@@ -31,7 +31,7 @@ from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.space import shapes
 from geojax.planner.search.variations import variations
 
-Timer = Callable[[Layout], Prediction]
+Timer = Callable[[LayoutCandidate], Prediction]
 """Predicts the step of a layout."""
 
 MOST_SIMULATED = 2**16
@@ -55,7 +55,7 @@ MOST_VARIED = 2**15
 class Candidate:
     """A layout that fits, timed."""
 
-    layout: Layout
+    layout: LayoutCandidate
     memory: LayoutMemory
     prediction: Prediction
 
@@ -109,7 +109,7 @@ def search(
     bounded.sort(key=lambda pair: pair[0])
     table = _Fastest(keep, any(layout.is_trainable for _, layout in bounded))
 
-    def fits(layout: Layout) -> bool:
+    def fits(layout: LayoutCandidate) -> bool:
         return least_room(request, layout).fits or fits_in_parts(request, layout)
 
     timed, simulated = 0, Counter[object]()
@@ -158,7 +158,7 @@ def _as_timed(request: PlanRequest, candidate: Candidate) -> Candidate:
     return dataclasses.replace(candidate, layout=layout, memory=room.memory)
 
 
-def _pairs(layout: Layout) -> int:
+def _pairs(layout: LayoutCandidate) -> int:
     """Count the (microbatch, chunk) pairs of a pipeline, by which its simulation takes long."""
     if layout.pipeline_stages == 1:
         return 0

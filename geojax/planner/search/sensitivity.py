@@ -14,13 +14,13 @@ from typing import NamedTuple
 from geojax.accelerators import Accelerator
 from geojax.mesh import DcRole
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.prediction import Prediction
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.search import search
 from geojax.topology import Link, Site, SiteLink, Topology
 
-LayoutTimer = Callable[[Layout, Topology], Prediction]
+LayoutTimer = Callable[[LayoutCandidate, Topology], Prediction]
 """Predicts the step of a layout on a topology."""
 
 BETTER = 1.1
@@ -41,7 +41,7 @@ class Gain(NamedTuple):
     """Derivative of the step's time by the resource, both in logarithms."""
 
 
-def gains(layout: Layout, topology: Topology, timer: LayoutTimer) -> list[Gain]:
+def gains(layout: LayoutCandidate, topology: Topology, timer: LayoutTimer) -> list[Gain]:
     """Return what each resource saves if it is `BETTER` times as good, the most first.
 
     Args:
@@ -156,7 +156,7 @@ class Sweep:
 
 
 def sweeps(
-    layouts: Mapping[DcRole, Sequence[Layout]], topology: Topology, timer: LayoutTimer
+    layouts: Mapping[DcRole, Sequence[LayoutCandidate]], topology: Topology, timer: LayoutTimer
 ) -> tuple[Sweep, Sweep]:
     """Time the layouts of each role over the links' bandwidth and over their round trip.
 
@@ -167,7 +167,7 @@ def sweeps(
     """
     link = topology.links[0]
 
-    def fastest(tried: Iterable[Layout], changed: Topology) -> float:
+    def fastest(tried: Iterable[LayoutCandidate], changed: Topology) -> float:
         return min(timer(layout, changed).step_seconds for layout in tried)
 
     def swept(name: str, now: float, change: Callable[[float], Topology]) -> Sweep:

@@ -6,7 +6,7 @@ from geojax.errors import UserError
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.chunks import SitePieces, site_pieces
 from geojax.planner.cost.execution import GEOJAX
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.search.request import PlanRequest
 
 
@@ -40,9 +40,9 @@ class SiteWorks:
     def __init__(self, request: PlanRequest, calibration: Calibration):
         """`calibration` says what accelerators and networks reach of their published rates."""
         self._request, self._calibration = request, calibration
-        self._known: dict[Layout, tuple[SiteWork, ...] | None] = {}
+        self._known: dict[LayoutCandidate, tuple[SiteWork, ...] | None] = {}
 
-    def of(self, layout: Layout) -> tuple[SiteWork, ...] | None:
+    def of(self, layout: LayoutCandidate) -> tuple[SiteWork, ...] | None:
         """Return the work of each site; None: the layers are not those that were measured.
 
         Raises:
@@ -65,7 +65,7 @@ class SiteWorks:
             self._known[key] = self._timed(layout)
         return self._known[key]
 
-    def _timed(self, layout: Layout) -> tuple[SiteWork, ...] | None:
+    def _timed(self, layout: LayoutCandidate) -> tuple[SiteWork, ...] | None:
         request = self._request
         try:
             sites = site_pieces(

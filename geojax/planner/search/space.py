@@ -19,7 +19,7 @@ from geojax.mesh import DcRole, Join
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.pipeline.registry import schedule_entry
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.search.proportions import of_sites, with_batch
 from geojax.planner.search.request import PlanRequest
 
@@ -60,7 +60,7 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def shapes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
+def shapes(request: PlanRequest, refused: Counter[str]) -> Iterator[LayoutCandidate]:
     """Yield every mesh with its microbatches, schedules and precisions, without remat.
 
     Args:
@@ -80,7 +80,7 @@ def shapes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
                 yield dataclasses.replace(sized, precision=precision, **order._asdict())
 
 
-def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
+def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[LayoutCandidate]:
     """Yield every mesh on the accelerators of the request that the model can be sharded over.
 
     Gradients are compressed as far as they may be; the search varies that of the fastest.
@@ -117,7 +117,7 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
             if join == "islands" and model.num_nextn_predict_layers:
                 refused["modules for later tokens"] += 1
                 continue
-            mesh = Layout(
+            mesh = LayoutCandidate(
                 dc=request.sites,
                 join=join,
                 dc_role=role,
@@ -133,7 +133,7 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[Layout]:
             yield from of_sites(mesh, parts, unlike=unlike)
 
 
-def orders(layout: Layout, layers: int) -> list[Order]:
+def orders(layout: LayoutCandidate, layers: int) -> list[Order]:
     """List the ways to run the pipeline of a mesh with its microbatches.
 
     Args:

@@ -10,7 +10,7 @@ from geojax.pipeline.simulation.timeline import Timeline
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.chunks import chunk_work, site_pieces
 from geojax.planner.cost.execution import GEOJAX
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.pipeline import small_program
 from geojax.planner.search.request import PlanRequest
 
@@ -24,7 +24,7 @@ class StepTimeline(NamedTuple):
 
 
 def step_timeline(
-    request: PlanRequest, layout: Layout, calibration: Calibration
+    request: PlanRequest, layout: LayoutCandidate, calibration: Calibration
 ) -> StepTimeline | None:
     """Simulate the pipeline of a layout; None where it has none.
 

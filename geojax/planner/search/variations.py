@@ -17,7 +17,7 @@ from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import ContextMethod
 from geojax.optim.registry import optimizer_entry
 from geojax.pipeline.registry import SCHEDULES
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.space import MOST_SCHEDULED, divisors
 
@@ -27,11 +27,13 @@ BEND_IN_TICKS = ("1f1b", "geopipe", "latency_hiding", "latency_hiding_split")
 BEND_BY_EVENTS = ("latency_hiding", "latency_hiding_split")
 """The same of islands."""
 
-Fits = Callable[[Layout], bool]
+Fits = Callable[[LayoutCandidate], bool]
 """Tells whether a layout fits into the memory of every site."""
 
 
-def variations(request: PlanRequest, layout: Layout, fits: Fits) -> Iterator[Layout]:
+def variations(
+    request: PlanRequest, layout: LayoutCandidate, fits: Fits
+) -> Iterator[LayoutCandidate]:
     """Yield the layouts that differ from one in a choice of this module's docstring.
 
     Args:
@@ -46,7 +48,9 @@ def variations(request: PlanRequest, layout: Layout, fits: Fits) -> Iterator[Lay
             yield other
 
 
-def _differing(request: PlanRequest, layout: Layout, fits: Fits) -> Iterator[Layout]:
+def _differing(
+    request: PlanRequest, layout: LayoutCandidate, fits: Fits
+) -> Iterator[LayoutCandidate]:
     if layout.pipeline_stages > 1:
         yield from _orders(request, layout, fits)
     if layout.dc > 1 and layout.dc_role == "data":
@@ -59,7 +63,7 @@ def _differing(request: PlanRequest, layout: Layout, fits: Fits) -> Iterator[Lay
         yield from _of_islands(request, layout)
 
 
-def _orders(request: PlanRequest, layout: Layout, fits: Fits) -> Iterator[Layout]:
+def _orders(request: PlanRequest, layout: LayoutCandidate, fits: Fits) -> Iterator[LayoutCandidate]:
     bend = BEND_IN_TICKS if layout.join == "one_program" else BEND_BY_EVENTS
     for name, entry in SCHEDULES.items():
         virtual = entry.virtual_stages
@@ -82,7 +86,7 @@ def _orders(request: PlanRequest, layout: Layout, fits: Fits) -> Iterator[Layout
             yield dataclasses.replace(plain, memory_limit=limit)
 
 
-def most_in_flight(layout: Layout, fits: Fits) -> int:
+def most_in_flight(layout: LayoutCandidate, fits: Fits) -> int:
     """Return the most microbatches that stages can hold in flight, of a schedule that bends."""
 
     def is_too_much(limit: int) -> bool:
@@ -91,7 +95,7 @@ def most_in_flight(layout: Layout, fits: Fits) -> int:
     return bisect.bisect_left(range(1, layout.microbatches + 1), True, key=is_too_much)
 
 
-def _sums(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
+def _sums(request: PlanRequest, layout: LayoutCandidate) -> Iterator[LayoutCandidate]:
     for compression in request.compressions:
         yield dataclasses.replace(layout, gradient_compression=compression)
     if can_shard_across_sites(request) and layout.join == "one_program":
@@ -106,7 +110,7 @@ def can_shard_across_sites(request: PlanRequest) -> bool:
     return alone and "none" in request.compressions
 
 
-def _context_methods(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
+def _context_methods(request: PlanRequest, layout: LayoutCandidate) -> Iterator[LayoutCandidate]:
     for method in get_args(ContextMethod):
         other = dataclasses.replace(layout, context_method=method)
         with contextlib.suppress(UserError):
@@ -114,7 +118,7 @@ def _context_methods(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
             yield other
 
 
-def _of_islands(request: PlanRequest, layout: Layout) -> Iterator[Layout]:
+def _of_islands(request: PlanRequest, layout: LayoutCandidate) -> Iterator[LayoutCandidate]:
     for together in divisors(request.model.num_stacked_layers):
         yield dataclasses.replace(layout, bucket_layers=together)
     for remat in request.remats:

@@ -39,7 +39,7 @@ def _unheard(line: str) -> None:
     """Drop a line about the progress of a search."""
 
 
-class Verdict(NamedTuple):
+class MemoryVerdict(NamedTuple):
     """The result of a comparison of a step's memory with that of a device."""
 
     kind: Literal["unknown", "fits", "does not fit"]
@@ -64,7 +64,7 @@ def require_memory(config: RunConfig, log: Log) -> None:
         told = await_published("preflight", config.watchdog.first_step_seconds)
         if told is None:
             raise MissingProcessesError("preflight: process 0 does not say if the step fits", [0])
-        verdict = Verdict(*json.loads(told))
+        verdict = MemoryVerdict(*json.loads(told))
     if verdict.kind == "fits":
         log(f"memory: {verdict.line}")
     elif verdict.kind == "does not fit":
@@ -73,7 +73,9 @@ def require_memory(config: RunConfig, log: Log) -> None:
         log(f"warning: preflight: {verdict.line}")
 
 
-def preflight(config: RunConfig, devices: Sequence[jax.Device], log: Log = _unheard) -> Verdict:
+def preflight(
+    config: RunConfig, devices: Sequence[jax.Device], log: Log = _unheard
+) -> MemoryVerdict:
     """Compare the step of `config` with the memory of `devices`, or of those that it is meant for.
 
     A config for accelerators that this machine does not have is compared with those of its
@@ -83,15 +85,15 @@ def preflight(config: RunConfig, devices: Sequence[jax.Device], log: Log = _unhe
     sites = config.mesh.dc if config.dc.join == "islands" else 1
     if accelerator is None or accelerator.memory_bytes is None:
         if len(devices) * sites == config.mesh.devices or config.simulate_devices is not None:
-            return Verdict("unknown")
+            return MemoryVerdict("unknown")
         accelerator = accelerator_of_run(config)
     if accelerator is None:
-        return Verdict("unknown")
+        return MemoryVerdict("unknown")
     try:
         memory = run_memory(config, accelerator)
         return judge(config, memory, accelerator, os.environ, log)
     except UserError:  # the layout cannot be: making the mesh will say why, on every process
-        return Verdict("unknown")
+        return MemoryVerdict("unknown")
 
 
 def judge(
@@ -100,22 +102,22 @@ def judge(
     accelerator: Accelerator,
     environment: Mapping[str, str],
     log: Log = _unheard,
-) -> Verdict:
+) -> MemoryVerdict:
     """Compare the memory that a step of `config` takes with the usable one of `accelerator`.
 
     Where it does not fit, a long search for settings that would tells `log` of its progress.
     """
     usable = usable_memory(accelerator, environment)
     if usable is None:
-        return Verdict("unknown")
+        return MemoryVerdict("unknown")
     if memory.bytes <= usable.bytes:
-        return Verdict(
+        return MemoryVerdict(
             "fits",
             f"a step needs about {quantity(memory.bytes, 'B')} on a device, {_room(usable)}",
         )
     line = f"a step needs about {quantity(memory.bytes, 'B')} on a device ({_largest(memory)}), "
     ways = ways_out(config, accelerator, usable.bytes, log)
-    return Verdict("does not fit", f"{line}{_room(usable)}; {ways}")
+    return MemoryVerdict("does not fit", f"{line}{_room(usable)}; {ways}")
 
 
 def _room(usable: UsableMemory) -> str:

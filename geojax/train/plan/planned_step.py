@@ -13,7 +13,7 @@ from geojax.planner.compile_target import CompileTarget
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layer import LayerTimes
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import layout_memory
 from geojax.planner.cost.predict import predict
 from geojax.planner.cost.prediction import Prediction, Term
@@ -137,7 +137,7 @@ def _by_names(sent: Mapping[Axes, Fraction]) -> dict[str, float]:
 
 
 def _product_flops(
-    config: RunConfig, layout: Layout, plan: StepPlan, topology: Topology
+    config: RunConfig, layout: LayoutCandidate, plan: StepPlan, topology: Topology
 ) -> float | None:
     """Count FLOPs as the text of a program shows them: each tick has the longest chunk, and head.
 

@@ -4,15 +4,15 @@ import dataclasses
 from typing import Any
 
 from geojax.config.run_config import RunConfig
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.train.plan.pipeline_plan import staged_layers
 
 
-def layout_of_run(config: RunConfig) -> Layout:
+def layout_of_run(config: RunConfig) -> LayoutCandidate:
     """Return the layout of `config`, with its layers; what it leaves to "auto" stays so."""
     mesh, pipeline, communication = config.mesh, config.pipeline, config.communication
     staged = staged_layers(config)
-    layout = Layout(
+    layout = LayoutCandidate(
         dc=mesh.dc,
         join=config.dc.join,
         dc_role=config.dc.role,
@@ -44,7 +44,7 @@ def layout_of_run(config: RunConfig) -> Layout:
     return dataclasses.replace(layout, microbatch_size=size)
 
 
-def run_settings(layout: Layout, sequence_length: int) -> dict[str, Any]:
+def run_settings(layout: LayoutCandidate, sequence_length: int) -> dict[str, Any]:
     """Return the settings of a run config that make its layout `layout`.
 
     Args:

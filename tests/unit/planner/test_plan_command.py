@@ -10,7 +10,7 @@ from geojax.cli.main import run
 from geojax.config.run_config import RunConfig
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.topology import Topology
 from geojax.train.plan.run_layout import layout_of_run, run_settings
 
@@ -176,9 +176,9 @@ def test_sites_of_other_numbers_are_planned_only(capsys, tmp_path):
 @pytest.mark.parametrize(
     "layout",
     [
-        Layout(dc=2, data=8, zero_stage=3, microbatches=4, overlap_grad_reduce=True),
-        Layout(dc=2, join="islands", data=8, microbatches=4, zero_stage=2),
-        Layout(
+        LayoutCandidate(dc=2, data=8, zero_stage=3, microbatches=4, overlap_grad_reduce=True),
+        LayoutCandidate(dc=2, join="islands", data=8, microbatches=4, zero_stage=2),
+        LayoutCandidate(
             dc=2,
             dc_role="stage",
             pipeline_stages=4,
@@ -192,7 +192,7 @@ def test_sites_of_other_numbers_are_planned_only(capsys, tmp_path):
             remat="full",
             schedule="interleaved",
         ),
-        Layout(
+        LayoutCandidate(
             dc=2,
             pipeline_stages=2,
             layers=(20, 12),
@@ -201,7 +201,9 @@ def test_sites_of_other_numbers_are_planned_only(capsys, tmp_path):
             memory_limit=2,
             gradient_compression="int8",
         ),
-        Layout(dc=2, data=8, shard_across_sites=True, reshard_after_forward=False, zero_stage=3),
+        LayoutCandidate(
+            dc=2, data=8, shard_across_sites=True, reshard_after_forward=False, zero_stage=3
+        ),
     ],
     ids=str,
 )
@@ -217,4 +219,4 @@ def test_a_layout_is_what_its_settings_make(layout, tmp_path):
 
 
 def _unscheduled(layout):
-    return Layout(**vars(layout) | {"schedule": "branch_free"})
+    return LayoutCandidate(**vars(layout) | {"schedule": "branch_free"})

@@ -14,7 +14,7 @@ from geojax.accelerators import accelerator_named
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.train.memory import preflight as module
-from geojax.train.memory.preflight import Verdict, judge, preflight, require_memory, ways_out
+from geojax.train.memory.preflight import MemoryVerdict, judge, preflight, require_memory, ways_out
 from geojax.train.traced_run import trace_run
 
 REPOSITORY = Path(__file__).parents[3]
@@ -133,7 +133,7 @@ def test_other_processes_learn_the_verdict(monkeypatch, kind):
 
     def estimate(config, devices, log):
         estimates.append(jax.process_index())
-        return Verdict(kind, "the numbers")
+        return MemoryVerdict(kind, "the numbers")
 
     monkeypatch.setattr(module, "preflight", estimate)
     for process in (0, 1):

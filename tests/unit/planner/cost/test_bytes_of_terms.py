@@ -11,7 +11,7 @@ from geojax.config.run_config import RunConfig
 from geojax.models import ModelConfig
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import predict
 from geojax.planner.step_traffic import evenly_sent
 from geojax.planner.traffic.by_axes import add, no_bytes
@@ -23,7 +23,7 @@ from geojax.train.traced_run import trace_on
 SEQUENCE = 4096
 DENSE = ModelConfig.load("llama3-8b").replace(num_hidden_layers=8)
 MIXTURE = ModelConfig.load("mixtral-8x7b").replace(num_hidden_layers=4)
-DATA = Layout(dc=2, data=4, tensor=2, sequence_parallel=True, microbatches=2, zero_stage=1)
+DATA = LayoutCandidate(dc=2, data=4, tensor=2, sequence_parallel=True, microbatches=2, zero_stage=1)
 CONTEXT = dataclasses.replace(DATA, data=2, context=2)
 STAGES = dataclasses.replace(DATA, pipeline_stages=2, data=2, microbatches=8, schedule="1f1b")
 THROUGH_SITES = dataclasses.replace(STAGES, dc_role="stage", pipeline_stages=4)
@@ -53,11 +53,11 @@ IN_SITE = {
     "ulysses": (DENSE, changed(CONTEXT, context_method="ulysses", remat="full")),
     "experts": (
         MIXTURE,
-        Layout(dc=2, data=2, expert=4, microbatches=2, zero_stage=1),
+        LayoutCandidate(dc=2, data=2, expert=4, microbatches=2, zero_stage=1),
     ),
     "experts, full": (
         MIXTURE,
-        Layout(dc=2, data=2, expert=4, microbatches=2, zero_stage=3, remat="full"),
+        LayoutCandidate(dc=2, data=2, expert=4, microbatches=2, zero_stage=3, remat="full"),
     ),
 }
 PIPELINES = {

@@ -16,7 +16,7 @@ from geojax.pipeline.tick_tables import hops_between_sites, tick_table
 from geojax.planner import held_bytes
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost.layer_bytes import kept_bytes, layer_bytes
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import layout_memory, pairs_in_flight
 from geojax.precision import policy
 from geojax.step.program import batch_shape
@@ -72,7 +72,7 @@ def test_it_is_within_a_tenth_of_the_trace(overrides):
     ],
 )
 def test_it_knows_what_a_schedule_holds(schedule, role, stages, virtual, microbatches):
-    layout = Layout(
+    layout = LayoutCandidate(
         dc=2,
         dc_role=role,
         pipeline_stages=stages,
@@ -88,7 +88,7 @@ def test_it_knows_what_a_schedule_holds(schedule, role, stages, virtual, microba
 
 def test_remat_keeps_less_and_sequence_parallelism_shares_it():
     model = ModelConfig.load("llama3-70b")
-    layout = Layout(tensor=8, sequence_parallel=True)
+    layout = LayoutCandidate(tensor=8, sequence_parallel=True)
 
     def kept(**changes):
         return kept_bytes(model, dataclasses.replace(layout, **changes), 8192)
@@ -106,7 +106,7 @@ def test_remat_keeps_less_and_sequence_parallelism_shares_it():
 )
 def test_a_layer_holds_what_its_trace_does(remat, sequence):
     model = ModelConfig.load("llama3-70b").replace(num_hidden_layers=4)
-    layout = Layout(
+    layout = LayoutCandidate(
         pipeline_stages=2,
         tensor=8,
         sequence_parallel=sequence,
@@ -134,7 +134,7 @@ def test_a_layer_holds_what_its_trace_does(remat, sequence):
 
 def test_a_tied_table_has_gradients_as_a_head_too():
     """The trace of this layout takes 66.2 GB."""
-    layout = Layout(
+    layout = LayoutCandidate(
         dc=2,
         dc_role="stage",
         pipeline_stages=2,
@@ -152,14 +152,14 @@ def test_a_tied_table_has_gradients_as_a_head_too():
 def test_a_layout_shards_what_its_zero_stage_says():
     model = ModelConfig.load("llama3-8b")
     memory = [
-        layout_memory(model, Layout(data=8, zero_stage=stage), sequence_length=8192)
+        layout_memory(model, LayoutCandidate(data=8, zero_stage=stage), sequence_length=8192)
         for stage in range(4)
     ]
     assert memory[1].state == pytest.approx(memory[0].state / 8)
     assert memory[2].gradients == pytest.approx(memory[1].gradients / 8)
     assert memory[3].weights < memory[2].weights / 4
     across = layout_memory(
-        model, Layout(dc=2, data=8, shard_across_sites=True), sequence_length=8192
+        model, LayoutCandidate(dc=2, data=8, shard_across_sites=True), sequence_length=8192
     )
     assert across.state == pytest.approx(memory[1].state / 2)
     assert memory[0].largest == "state"
@@ -178,7 +178,7 @@ def test_the_state_is_as_large_as_the_optimizer_makes_it(optimizer, state_bytes)
     model = ModelConfig.load("llama3-8b")
     memory = layout_memory(
         model,
-        Layout(zero_stage=0),
+        LayoutCandidate(zero_stage=0),
         sequence_length=8192,
         optimizer=OptimizerSettings(**optimizer),
     )

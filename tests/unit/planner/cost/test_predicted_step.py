@@ -13,7 +13,7 @@ from geojax.planner.cost import pipeline
 from geojax.planner.cost.calibration import MEASURED, Calibration
 from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layer import LayerTimes
-from geojax.planner.cost.layout import Layout, SiteShare
+from geojax.planner.cost.layout import LayoutCandidate, SiteShare
 from geojax.planner.cost.predict import predict
 from geojax.topology import Topology
 
@@ -47,8 +47,10 @@ def two_sites(gbit=3200, trip="21ms", sites=2):
     )
 
 
-DATA = Layout(dc=2, data=32, tensor=8, sequence_parallel=True, microbatches=8, zero_stage=1)
-STAGE = Layout(
+DATA = LayoutCandidate(
+    dc=2, data=32, tensor=8, sequence_parallel=True, microbatches=8, zero_stage=1
+)
+STAGE = LayoutCandidate(
     dc=2, dc_role="stage", pipeline_stages=8, data=8, tensor=8, microbatches=32, schedule="geopipe"
 )
 LAYOUTS = {
@@ -130,7 +132,7 @@ def test_compression_takes_its_share_of_the_link():
 @pytest.mark.parametrize("role", ["data", "stage"])
 def test_many_microbatches_are_extrapolated_exactly(monkeypatch, schedule, lock_step, role):
     virtual = 2 if schedule == "interleaved" else 1
-    layout = Layout(
+    layout = LayoutCandidate(
         dc=2,
         dc_role=role,
         pipeline_stages=4,
@@ -186,7 +188,7 @@ def test_sites_may_hold_unequal_numbers_of_stages():
 
 
 def test_experts_are_few_products_and_all_to_alls():
-    layout = Layout(dc=2, data=32, expert=8, microbatches=4)
+    layout = LayoutCandidate(dc=2, data=32, expert=8, microbatches=4)
     made = step(layout, model=MIXTRAL)
     dense = step(dataclasses.replace(layout, data=256, expert=1), model=MIXTRAL)
     assert made.term("expert all-to-alls").network == "inside_host"
@@ -227,7 +229,9 @@ def test_measured_rates_are_reached_in_full():
 
 def test_products_have_the_operations_that_mfu_counts():
     for model in (LLAMA, MIXTRAL, ModelConfig.load("nemotron4-340b")):
-        times = LayerTimes(model, Layout(), 4096, two_sites().sites[0], Calibration(), GEOJAX)
+        times = LayerTimes(
+            model, LayoutCandidate(), 4096, two_sites().sites[0], Calibration(), GEOJAX
+        )
         of_layer = sum(
             2 * each.count * each.rows * each.columns * each.inner for each in times.products()
         )

@@ -8,7 +8,7 @@ import pytest
 from geojax.accelerators import Accelerator
 from geojax.models import ModelConfig
 from geojax.planner.cost.calibration import MEASURED
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import predict
 from geojax.topology import SharedCores, Topology
 
@@ -21,8 +21,10 @@ CORES = SharedCores(
     processor_seconds_per_byte=2e-9,
     encode_seconds_per_number={"none": 1e-9, "bf16": 3e-9, "int8": 30e-9},
 )
-DATA = Layout(dc=2, data=4, microbatches=2, precision="fp32", bucket_bytes=2**30)
-STAGE = Layout(dc=2, dc_role="stage", pipeline_stages=2, data=4, microbatches=8, precision="fp32")
+DATA = LayoutCandidate(dc=2, data=4, microbatches=2, precision="fp32", bucket_bytes=2**30)
+STAGE = LayoutCandidate(
+    dc=2, dc_role="stage", pipeline_stages=2, data=4, microbatches=8, precision="fp32"
+)
 
 
 def topology(cores):

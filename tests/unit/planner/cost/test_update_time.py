@@ -10,7 +10,7 @@ from geojax.models.parameters import parameter_count
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.update import update_terms
 from geojax.planner.step_traffic import step_traffic
@@ -20,7 +20,7 @@ from geojax.step.state import parameter_layouts, state_layouts
 from geojax.topology import Topology
 
 MODEL = ModelConfig.load("llama3-8b").replace(num_hidden_layers=4)
-LAYOUT = Layout(dc=2, data=4, tensor=2)
+LAYOUT = LayoutCandidate(dc=2, data=4, tensor=2)
 
 
 def plan_of(layout):

@@ -12,7 +12,7 @@ from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings
 from geojax.pipeline.registry import SCHEDULES
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import predict
 from geojax.planner.search.dimensions import DIMENSIONS, not_searched
 from geojax.planner.search.fit import fitting, least_room
@@ -41,11 +41,11 @@ NEW_RUN = {
     "data": {"sources": [{"name": "python", "builtin": "python-stdlib"}]},
 }
 WAYS = {
-    "replicas": Layout(dc=2, data=8, zero_stage=3, microbatches=2),
-    "long sequences": Layout(dc=2, data=2, context=4, microbatches=8),
-    "islands": Layout(dc=2, join="islands", data=8, microbatches=2),
-    "stages": Layout(dc=2, dc_role="stage", pipeline_stages=4, data=4, microbatches=8),
-    "stages of islands": Layout(
+    "replicas": LayoutCandidate(dc=2, data=8, zero_stage=3, microbatches=2),
+    "long sequences": LayoutCandidate(dc=2, data=2, context=4, microbatches=8),
+    "islands": LayoutCandidate(dc=2, join="islands", data=8, microbatches=2),
+    "stages": LayoutCandidate(dc=2, dc_role="stage", pipeline_stages=4, data=4, microbatches=8),
+    "stages of islands": LayoutCandidate(
         dc=2, dc_role="stage", join="islands", pipeline_stages=2, data=8, microbatches=4
     ),
 }
@@ -68,7 +68,7 @@ def tried():
 
 def test_every_field_of_a_layout_belongs_to_one_dimension():
     fields = Counter(field for dimension in DIMENSIONS for field in dimension.fields)
-    assert set(fields) == {field.name for field in dataclasses.fields(Layout)}
+    assert set(fields) == {field.name for field in dataclasses.fields(LayoutCandidate)}
     assert set(fields.values()) == {1}
 
 

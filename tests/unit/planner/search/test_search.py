@@ -11,7 +11,7 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import predict
 from geojax.planner.search.advice import fits, why_none
 from geojax.planner.search.bounds import Bounds
@@ -185,7 +185,7 @@ def test_a_request_needs_links_and_a_sequence_that_the_model_can_read():
         request_of(model=ModelConfig.load("llama3-70b"), sequence_length=2**18)
 
 
-LAYOUT = Layout(
+LAYOUT = LayoutCandidate(
     dc=2,
     data=8,
     zero_stage=2,
@@ -223,7 +223,7 @@ def test_more_memory_may_save_time():
 
 def test_a_timeline_is_that_of_the_pipeline_in_its_mode():
     request = request_of()
-    stage = Layout(
+    stage = LayoutCandidate(
         dc=2, dc_role="stage", pipeline_stages=4, data=4, microbatches=8, schedule="branch_free"
     )
     timeline, sites = step_timeline(request, stage, CALIBRATION)
@@ -239,7 +239,7 @@ def test_a_timeline_is_that_of_the_pipeline_in_its_mode():
 
 def test_a_sweep_finds_where_roles_cross():
     request = request_of()
-    stage = Layout(
+    stage = LayoutCandidate(
         dc=2,
         dc_role="stage",
         pipeline_stages=2,

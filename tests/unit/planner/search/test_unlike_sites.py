@@ -14,7 +14,7 @@ from geojax.pipeline.balance import balanced_layers
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.tick_tables import tick_table
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.layout import Layout, SiteShare
+from geojax.planner.cost.layout import LayoutCandidate, SiteShare
 from geojax.planner.cost.predict import predict
 from geojax.planner.search.advice import fits, why_none
 from geojax.planner.search.bounds import Bounds
@@ -266,7 +266,7 @@ def test_the_plan_without_a_site_is_that_of_the_others():
 def test_stages_of_a_later_site_hold_fewer_microbatches(limit):
     held = tick_table("1f1b", Placement.linear(4), 8, (1, 1, 1), limit).schedule.in_flight
     request = request_of(sites_of(1, 1, kinds=("h100-sxm", "a100-sxm-80gb")), roles=("stage",))
-    layout = Layout(
+    layout = LayoutCandidate(
         dc=2,
         join="islands",
         dc_role="stage",
