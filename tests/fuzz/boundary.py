@@ -49,12 +49,14 @@ def _pass(*arguments: object, **options: object) -> None:
 
 def _without_programs(cls: Any, config: Any, plan: Any, log: Any = print, **options: object) -> Any:
     """Lay a run's state out, and compile nothing."""
+    from geojax.hlo import Traffic
     from geojax.optim import make_optimizer
     from geojax.train.compiled_run import state_layouts
 
     optimizer = make_optimizer(config.optimizer, config.steps)
     layouts = state_layouts(config.model, optimizer, plan)
-    return cls(config, plan, layouts, optimizer, step_program=None, log=log)
+    sends_nothing = Traffic(tuple(plan.mesh.shape.items()), ())
+    return cls(config, plan, layouts, optimizer, None, sends_nothing, log=log)
 
 
 def _read_weights(run: Any, weights: Any = None) -> NoReturn:
