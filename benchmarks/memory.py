@@ -45,8 +45,9 @@ from geojax.train.traced_run import trace_on
 SEED = 20261125
 LAYOUTS = 7
 """Layouts of each class."""
-LEAST_BYTES = 4 * 2**30
-"""Least compiled bytes of a device; a smaller layout is left out."""
+LEAST_BYTES, MOST_BYTES = 4 * 2**30, 60 * 2**30
+"""Least and most compiled bytes of a device; other layouts are left out. Of a larger step XLA
+computes parts again until it would fit."""
 MOST_DEVICES = 64
 CONFIGS = Path(__file__).parents[1] / "configs"
 BASE = CONFIGS / "llama3-8b-2x8.yaml"
@@ -174,6 +175,9 @@ def compiled(config: RunConfig) -> dict[str, int]:
     if config.dc.join == "islands":
         return compiled_island(config)
     step = trace_on(config, target_of(config).mesh(config.mesh.model_dump(), None))
+    state = bytes_per_device(step.layouts)
+    if state > MOST_BYTES:
+        return {"arguments": state, "results": 0, "temporaries": 0}
     return dataclasses.asdict(program_memory(step.lowered, step.plan.compiler_options))
 
 
@@ -220,8 +224,13 @@ def next_rows(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 if row is None:
                     row = compiled_row(layout)
                     yield row
-                if "bytes" in row and sum(row["bytes"].values()) >= LEAST_BYTES:
+                if counts(row):
                     break
+
+
+def counts(row: dict[str, Any]) -> bool:
+    """True if the layout could be compiled, and is neither small nor too large."""
+    return "bytes" in row and LEAST_BYTES <= sum(row["bytes"].values()) <= MOST_BYTES
 
 
 def compiled_row(layout: Drawn) -> dict[str, Any]:
