@@ -18,7 +18,7 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from support.code_lines import code_lines  # noqa: E402
+from support.code_lines import code_lines
 
 SHARED_FIELDS = 5
 
