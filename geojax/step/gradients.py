@@ -110,11 +110,9 @@ def step_gradients(
     non_layer_params, layers, zero = step_weights(shards, weight_layouts, model, plan, prev_amax)
     non_layer_layouts = without_layers(layouts)
     scattered = plan.layout.zero.stage >= 2
-    in_loop = (
-        plan.layout.batch.microbatches - 1
-        if plan.overlap_grad_reduce
-        else plan.layout.batch.microbatches
-    )
+    in_loop = plan.layout.batch.microbatches
+    if plan.overlap_grad_reduce:  # the last microbatch has a loop of its own
+        in_loop -= 1
     sink: Zero2Sink | StackedGradients = StackedGradients(
         plan.policy.reduce_dtype, once=in_loop == 1
     )
@@ -196,9 +194,8 @@ def step_gradients(
 
 def split_microbatches(batch: Batch, plan: StepPlan) -> Batch:
     """Reshape a batch [B, ...] to [M, B / M, ...]."""
-    return jax.tree.map(
-        lambda leaf: leaf.reshape(plan.layout.batch.microbatches, -1, *leaf.shape[1:]), batch
-    )
+    count = plan.layout.batch.microbatches
+    return jax.tree.map(lambda leaf: leaf.reshape(count, -1, *leaf.shape[1:]), batch)
 
 
 class _Numbers(NamedTuple):

@@ -16,7 +16,7 @@ def module_of(path):
 def facts():
     rows = []
     _, _, table = PAGE.partition("## Facts and their owners")
-    for line in table.splitlines():
+    for line in table.partition("\n## ")[0].splitlines():
         if line.startswith("| ") and "`" in line:
             fact, owner, users = (cell.strip() for cell in line.strip("|").split("|"))
             rows.append((fact, owner.strip("`"), re.findall("`([^`]+)`", users)))

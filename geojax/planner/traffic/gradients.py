@@ -32,13 +32,9 @@ def predicted_gradient_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -
     scatters = Fraction(1)
     rest = 1
     if plan.layout.zero.stage >= 2:
-        looped = plan.layout.batch.microbatches - (1 if plan.overlap_grad_reduce else 0)
-        fills = 1 if looped else 0
-        scatters = Fraction(
-            plan.layout.batch.microbatches * model.num_stacked_layers + fills,
-            model.num_stacked_layers,
-        )
-        rest = plan.layout.batch.microbatches
+        rest, layers = plan.layout.batch.microbatches, model.num_stacked_layers
+        looped = rest - (1 if plan.overlap_grad_reduce else 0)
+        scatters = Fraction(rest * layers + (1 if looped else 0), layers)
     sent = _times(lambda leaves: _scatter(leaves, plan), layouts, layers=scatters, rest=rest)
     if plan.overlap_grad_reduce and plan.staged_layers is not None:
         for part, leaves in _pipeline_parts(layouts, plan):
