@@ -30,16 +30,16 @@ gc.set_threshold(100_000, 50, 50)
 # the machine may do to them as well: a failure counts when it repeats. The summary lists those that
 # were tried again; nothing that computes is among them.
 TRIED_TWICE = (
-    "unit/launch",
-    "unit/runtime",
-    "unit/transport",
-    "unit/wan",
-    "integration/test_emulated_link.py",
-    "integration/test_island_faults.py",
-    "integration/test_launch.py",
-    "integration/test_probe.py",
-    "integration/test_processes_mesh.py",
-    "integration/test_transport.py",
+    "tests/unit/launch",
+    "tests/unit/runtime",
+    "tests/unit/transport",
+    "tests/unit/wan",
+    "tests/integration/test_emulated_link.py",
+    "tests/integration/test_island_faults.py",
+    "tests/integration/test_launch.py",
+    "tests/integration/test_probe.py",
+    "tests/integration/test_processes_mesh.py",
+    "tests/integration/test_transport.py",
 )
 
 
@@ -47,11 +47,26 @@ SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())
 """Tests that `./launch/test --all` alone runs (see `tests/support/slow_tests.py`)."""
 
 
-PROCESSES = ("checkpoint", "data", "launch", "probe", "runtime", "transport", "wan")
-"""Folders of tests/unit whose tests start processes, serve ports or write many files."""
+PROCESSES = (
+    "tests/unit/checkpoint/",
+    "tests/unit/data/",
+    "tests/unit/launch/",
+    "tests/unit/probe/",
+    "tests/unit/runtime/",
+    "tests/unit/transport/",
+    "tests/unit/wan/",
+)
+"""Folders whose tests start processes, serve ports or write many files."""
 
 COMPILES = frozenset(Path(__file__).with_name("compiles.txt").read_text().splitlines())
-"""Files whose tests compile programs, which those of the ring of data must not."""
+"""Files whose tests compile programs or trace whole steps: none of the ring of data."""
+
+
+def pytest_ignore_collect(collection_path, config):
+    """Import no test of another ring: that takes longer than some tests of the ring of data do."""
+    name = collection_path.relative_to(config.rootpath).as_posix()
+    if config.getoption("no_compile") and (name in COMPILES or f"{name}/".startswith(PROCESSES)):
+        return True
 
 
 def pytest_collection_modifyitems(items):
@@ -60,11 +75,9 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
         if item.nodeid.partition("::")[0] in COMPILES:
             item.add_marker(pytest.mark.compiles)
-        if item.nodeid.startswith(tuple(f"tests/unit/{folder}/" for folder in PROCESSES)):
+        if item.nodeid.startswith(PROCESSES):
             item.add_marker(pytest.mark.processes)
-    folders = [Path(__file__).parent / place for place in TRIED_TWICE]
-    for item in items:
-        if any(item.path.is_relative_to(folder) for folder in folders):
+        if item.nodeid.startswith(TRIED_TWICE):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -9,6 +9,7 @@ their fields share names.
 
 import argparse
 import ast
+import functools
 import itertools
 import sys
 from collections.abc import Iterable
@@ -40,10 +41,16 @@ def modules_of(package: Path) -> dict[str, Path]:
     return found
 
 
-def imports_of(source: str, modules: Iterable[str]) -> set[str]:
-    """Return the modules that `source` names in an import or in a string."""
+@functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """List the nodes of a module's syntax."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def imports_of(path: Path, modules: Iterable[str]) -> set[str]:
+    """Return the modules that the one at `path` names in an import or in a string."""
     known, named = set(modules), set()
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -62,7 +69,7 @@ def reachable(modules: dict[str, Path], room: str) -> set[str]:
         if name in reached:
             continue
         reached.add(name)
-        waiting += imports_of(modules[name].read_text(encoding="utf-8"), modules)
+        waiting += imports_of(modules[name], modules)
         package, _, _ = name.rpartition(".")
         if package in modules:
             waiting.append(package)
@@ -79,7 +86,7 @@ def shared_fields(modules: dict[str, Path]) -> list[SharedFields]:
     fields: dict[str, set[str]] = {}
     bases: dict[str, set[str]] = {}
     for module, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 name = f"{module}.{node.name}"
                 bases[name] = {base.id for base in node.bases if isinstance(base, ast.Name)}

@@ -3,7 +3,7 @@
 import ast
 import collections
 
-from support.house import REPOSITORY, lines_of, modules_of, reachable, shared_fields
+from support.house import REPOSITORY, lines_of, modules_of, nodes_of, reachable, shared_fields
 
 MODULES = modules_of(REPOSITORY / "geojax")
 REACHED_BY_TRAINING = 37_150
@@ -25,7 +25,7 @@ def test_few_classes_share_five_fields():
 def test_a_class_name_stands_once():
     places = collections.defaultdict(list)
     for module, path in MODULES.items():
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(module)
     several = {name: modules for name, modules in places.items() if len(modules) > 1}

@@ -4,6 +4,7 @@ import types
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from geojax.errors import RunError
@@ -14,6 +15,11 @@ from geojax.transport import MeasuredLink, MessageKey, loopback
 
 KEY = MessageKey(3, "activation")
 LIKE = [jax.ShapeDtypeStruct((2,), jnp.float32)]
+
+
+def number_on_device(number):
+    """Put a number on the first device without a program."""
+    return jax.device_put(np.float32(number))
 
 
 def sites_of_stages(sites, stages):
@@ -29,13 +35,13 @@ def site_walks(transports):
 def test_messages_of_one_key_between_several_stages_stay_apart():
     (_, second), (third, fourth) = sites_of_stages(2, 2)
     assert [second.site, third.site, third.sites] == [1, 2, 4]
-    like = [jax.ShapeDtypeStruct((), jnp.float32, sharding=jnp.zeros(()).sharding)]
+    like = [jax.ShapeDtypeStruct((), jnp.float32, sharding=number_on_device(0).sharding)]
     fetches = [each.fetch(1, KEY, like) for each in (third, fourth)]
     for number, receiver in enumerate((2, 3)):
-        second.offer(receiver, KEY, [jnp.float32(number)])
+        second.offer(receiver, KEY, [number_on_device(number)])
     assert [float(fetch.result()[0]) for fetch in fetches] == [0.0, 1.0]
     inside = fourth.fetch(2, KEY, like)
-    third.offer(3, KEY, [jnp.float32(7)])
+    third.offer(3, KEY, [number_on_device(7)])
     assert float(inside.result()[0]) == 7.0
 
 
@@ -46,16 +52,16 @@ def test_stages_of_several_processes_reach_each_other_and_their_counterparts():
         end.site_names = ["east", "east", "west", "west"]
     walking = [stage for end in ends for stage in stage_transports(end, stages // processes)]
     assert [stage.site for stage in walking] == list(range(sites * stages))
-    like = [jax.ShapeDtypeStruct((), jnp.float32, sharding=jnp.zeros(()).sharding)]
+    like = [jax.ShapeDtypeStruct((), jnp.float32, sharding=number_on_device(0).sharding)]
     for sender, receiver in ((0, 1), (1, 2), (3, 4), (7, 0)):
         fetch = walking[receiver].fetch(sender, KEY, like)
-        walking[sender].offer(receiver, KEY, [jnp.float32(sender)])
+        walking[sender].offer(receiver, KEY, [number_on_device(sender)])
         assert float(fetch.result()[0]) == sender
     of_sites = [between_sites(end, sites) for end in ends]
     assert [end.site for end in of_sites] == [0, 0, 1, 1]
     assert of_sites[3].site_names == ["east", "west"]
     fetch = of_sites[1].fetch(1, KEY, like)
-    of_sites[3].offer(0, KEY, [jnp.float32(5)])
+    of_sites[3].offer(0, KEY, [number_on_device(5)])
     assert float(fetch.result()[0]) == 5.0
 
 

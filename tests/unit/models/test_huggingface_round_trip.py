@@ -13,7 +13,7 @@ from geojax.models.huggingface import family_for
 from geojax.models.huggingface.families import FAMILIES
 from geojax.models.huggingface.family import TRAINING_FIELDS
 
-DRAWS = 60
+DRAWS = 40
 WINDOWS = [("sliding_attention",), ("full_attention",), ("sliding_attention", "full_attention")]
 ROPES = [
     {},

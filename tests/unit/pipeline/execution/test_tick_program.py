@@ -28,7 +28,7 @@ from geojax.pipeline.execution.tick_program import NOTHING, TickProgram, repetit
 
 GARBAGE = "garbage"
 FORWARD, BACKWARD, WEIGHT, ARRIVAL = range(4)
-SOME = hypothesis.settings(max_examples=150, derandomize=True)
+SOME = hypothesis.settings(max_examples=60, derandomize=True)
 
 
 @st.composite
