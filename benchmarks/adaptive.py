@@ -29,8 +29,8 @@ from island_endurance import write_run
 from rich.console import Console
 
 from geojax.config.run_config import RunConfig
+from geojax.planner.resolve.changed_links import planned_for
 from geojax.topology import Topology
-from geojax.train.adapt.replan import planned_for
 from geojax.wan import EmulatedWan, WanSettings, bring_up, reshape, take_down
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -39,12 +39,12 @@ from rich.table import Table
 
 from geojax.config.run_config import RunConfig
 from geojax.planner.abstract_mesh import abstract_mesh
+from geojax.planner.resolve.choices import resolved_plan
+from geojax.planner.resolve.link_plan import gradient_exposure
+from geojax.planner.resolve.pipeline_plan import hop_exposure
+from geojax.planner.resolve.traced_run import accelerator_of_run
 from geojax.quantities import quantity
 from geojax.step.plan import StepPlan
-from geojax.train.compiled_run import step_plan
-from geojax.train.plan.link_plan import gradient_exposure
-from geojax.train.plan.pipeline_plan import hop_exposure
-from geojax.train.traced_run import accelerator_of_run
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 ESTIMATE_TOLERANCE = 0.05
@@ -74,7 +74,7 @@ def two_site_configs() -> list[Path]:
 
 def plan_of(config: RunConfig) -> StepPlan:
     mesh = abstract_mesh(config.mesh.model_dump(), accelerator=accelerator_of_run(config))
-    return step_plan(config, mesh)
+    return resolved_plan(config, mesh)
 
 
 def exposed(config: RunConfig, plan: StepPlan) -> Exposed:

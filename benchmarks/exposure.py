@@ -28,9 +28,9 @@ from geojax.collectives.wire_format import wire_format
 from geojax.config.run_config import RunConfig
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.buckets import LinkShare, StepTimes, choose_buckets, step_times
+from geojax.planner.resolve.choices import resolved_plan
 from geojax.planner.traffic.gradients import GradientMessages
 from geojax.step.plan import StepPlan
-from geojax.train.compiled_run import step_plan
 
 CONFIG = Path(__file__).parents[1] / "configs" / "nemotron4-340b-2x1536.yaml"
 TERABITS = (0.4, 0.8, 1.6, 3.2, 6.4)
@@ -72,7 +72,7 @@ def exposed(config: RunConfig, plan: StepPlan, times: StepTimes, link: LinkShare
 
 def main() -> int:
     config = RunConfig.load(CONFIG)
-    plan = step_plan(config, abstract_mesh(config.mesh.model_dump(), platform="gpu"))
+    plan = resolved_plan(config, abstract_mesh(config.mesh.model_dump(), platform="gpu"))
     batch = config.batch
     times = step_times(
         config.model, plan, batch.global_batch_size, batch.sequence_length, H100_PEAK

@@ -38,9 +38,9 @@ from geojax.pipeline.simulation.stage_times import StageTimes
 from geojax.planner.cost.calibration import MEASURED
 from geojax.planner.cost.predict import predict
 from geojax.planner.cost.prediction import Prediction
+from geojax.planner.resolve.run_layout import layout_of_run
 from geojax.runtime.environment.cluster_env import VARIABLES
 from geojax.topology import Topology
-from geojax.train.plan.run_layout import layout_of_run
 from geojax.wan import WanSettings
 
 LINK = WanSettings(round_trip_seconds=0.021, bytes_per_second=500e6 / 8)

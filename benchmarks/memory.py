@@ -31,16 +31,17 @@ import jax
 
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
+from geojax.islands.island_plan import data_part, island_plan, site_programs, stage_parts
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.optim import bytes_per_device
 from geojax.planner.compile_target import CompileTarget
 from geojax.planner.memory import CompiledMemory
+from geojax.planner.resolve.pipeline_plan import chosen_layers
+from geojax.planner.resolve.run_memory import run_memory
+from geojax.planner.resolve.site_schedule import bucket_layers
+from geojax.planner.resolve.traced_run import trace_on
 from geojax.runtime.compilation import without_compilation_cache
 from geojax.runtime.xla_flags import gpu_compiler_options
-from geojax.train.islands.island_plan import data_part, island_plan, site_programs
-from geojax.train.islands.island_stages import stage_parts
-from geojax.train.memory.run_memory import run_memory
-from geojax.train.traced_run import trace_on
 
 SEED = 20261125
 LAYOUTS = 7
@@ -190,8 +191,11 @@ def program_memory(lowered: Any, options: Any = None) -> CompiledMemory:
 def compiled_island(config: RunConfig) -> dict[str, int]:
     """What passes from one program to another by its types, and the programs' temporary bytes."""
     mesh = CompileTarget("h100", config.mesh.devices // config.mesh.dc)
-    plan = island_plan(config, mesh.mesh(config.mesh.model_dump() | {"dc": 1}, None))
-    parts = [data_part(config)] if config.dc.role == "data" else stage_parts(config)
+    plan = island_plan(config, config.layout, mesh.mesh(config.mesh.model_dump() | {"dc": 1}, None))
+    if config.dc.role == "data":
+        parts = [data_part(config.model, bucket_layers(config))]
+    else:
+        parts = stage_parts(config.model, chosen_layers(config))
     stages = [compiled_stage(config, site_programs(config, part, plan)) for part in parts]
     return max(stages, key=lambda stage: sum(stage.values()))
 

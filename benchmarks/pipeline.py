@@ -53,11 +53,11 @@ from geojax.pipeline import SCHEDULES, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
+from geojax.step.batches import global_batch, global_signals
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import initial_state, state_layouts
-from geojax.train.batches import global_batch, global_signals
 
 SITES, STAGES_PER_SITE, DATA = 2, 2, 2
 STAGES, DEVICES = SITES * STAGES_PER_SITE, SITES * STAGES_PER_SITE * DATA

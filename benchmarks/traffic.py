@@ -73,10 +73,10 @@ from geojax.optim import (
 from geojax.optim.parameter_groups import decay_weights
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
+from geojax.step.batches import global_batch, global_signals
 from geojax.step.plan import BATCH_AXES, SIGNALS, StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
-from geojax.train.batches import global_batch, global_signals
 
 RING_KINDS = ("all-reduce", "reduce-scatter", "all-gather")
 STEPS, SEED, LOSS_TOLERANCE = 2, 0, 1e-4

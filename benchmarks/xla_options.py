@@ -41,8 +41,8 @@ from geojax.mesh import make_mesh
 from geojax.planner.compile_target import gpus
 from geojax.planner.compiled_step import LEAST_PAYLOAD_BYTES, CompiledProgram
 from geojax.planner.memory import CompiledMemory, TracedStep
+from geojax.planner.resolve.traced_run import trace_on
 from geojax.quantities import quantity
-from geojax.train.traced_run import trace_on
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 STEPS = "nemotron4-340b-2x1536", "llama3-70b-2x256", "llama3-70b-2x64"

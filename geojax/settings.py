@@ -52,8 +52,12 @@ _LONGEST_PROBLEM = 300
 SettingsType = TypeVar("SettingsType", bound=Settings)
 
 
-def load_yaml(path: Path) -> dict[str, Any]:
+def load_yaml(path: Path, most_bytes: int | None = None) -> dict[str, Any]:
     """Read the mapping in the YAML file at `path`.
+
+    Args:
+        path: the file.
+        most_bytes: size of the largest file that is read; None: that of settings.
 
     Raises:
         UserError: the file is missing, is not YAML, or holds something other than a mapping.
@@ -67,9 +71,10 @@ def load_yaml(path: Path) -> dict[str, Any]:
         if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for, a device never ends
             kind = "a folder" if stat.S_ISDIR(status.st_mode) else "no regular file"
             raise UserError(f"{path}: is {kind}; a YAML file would do")
-        if status.st_size > MOST_BYTES:
+        most_bytes = most_bytes or MOST_BYTES
+        if status.st_size > most_bytes:
             raise UserError(
-                f"{path}: has {status.st_size:,} bytes; a YAML file of up to {MOST_BYTES:,} would "
+                f"{path}: has {status.st_size:,} bytes; a YAML file of up to {most_bytes:,} would "
                 "do"
             )
         text = path.read_text(encoding="utf-8")
@@ -80,7 +85,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     try:
-        content = parse(text)
+        content = parse(text, most_bytes or MOST_BYTES)
     except YamlError as error:
         where = f"{path}:{error.line}" if error.line else str(path)
         raise UserError(f"{where}: not valid YAML: {error}") from None

@@ -31,15 +31,15 @@ class YamlError(ValueError):
         """Line of the error from 1; None if it is unknown."""
 
 
-def parse(text: str) -> Any:
-    """Parse the YAML `text`.
+def parse(text: str, most_bytes: int = MOST_BYTES) -> Any:
+    """Parse the YAML `text` of up to `most_bytes` characters.
 
     Raises:
         YamlError: it is not YAML, gives a key twice, is too large or nested too deeply, or holds
             text that is none: NUL or half of a surrogate pair.
     """
-    if len(text) > MOST_BYTES:
-        raise YamlError(f"{len(text):,} characters are too many; up to {MOST_BYTES:,} would do", 1)
+    if len(text) > most_bytes:
+        raise YamlError(f"{len(text):,} characters are too many; up to {most_bytes:,} would do", 1)
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:  # a control character

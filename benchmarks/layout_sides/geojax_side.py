@@ -7,10 +7,10 @@ import jax
 import numpy as np
 
 from geojax.optim import make_optimizer
+from geojax.step.batches import global_batch, global_signals
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
-from geojax.train.batches import global_batch, global_signals
 from layout_sides.work import MODEL, ROWS, SCHEDULE, SEED, SEQUENCE, SETTINGS, STEPS, host_batch
 
 

@@ -9,10 +9,12 @@ import numpy as np
 from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.config.run_config import RunConfig
+from geojax.planner.resolve.resolve import resolve
 from geojax.settings import validate
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
+from geojax.step.config_plan import make_run_mesh, step_plan
 from geojax.step.plan import SIGNALS
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
-from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
+from geojax.train.compiled_run import CompiledRun
 from wan_sides.jax_process import PATIENCE_SECONDS, join
 from wan_sides.serving import own_work, serve, take_steps
 from wan_sides.work import (
@@ -59,8 +61,8 @@ def bytes_over_link(program: CompiledRun) -> float:
     """What a step sends, both directions together."""
     ticks = program.plan.tick_program
     if ticks is None:
-        sent = program.facts.cross_site
-        return 0.0 if sent is None else 2 * sent.bytes
+        sent = program.facts.cross_site_bytes
+        return 0.0 if sent is None else 2 * sent
     # Each pair of a permute is one message; an idle stage's is sent too.
     stream = 4 * (ROWS // MICROBATCHES) * SEQUENCE * MODEL["hidden_size"]
     messages = sum(
@@ -79,8 +81,10 @@ class Worker:
         runtime.enable_compilation_cache(cache_folder() / "xla")
         repeats = work["repeats"]
         config = run_config(work["settings"], repeats)
-        plan = step_plan(config, make_run_mesh(config))
-        program = CompiledRun.build(config, plan)
+        mesh = make_run_mesh(config)
+        step = resolve(config, config.load_topology(), jax.devices())
+        plan = step_plan(config, step, mesh)
+        program = CompiledRun.build(config, step, plan)
         rows = sequences_of_process(plan, repeats * ROWS)
         local = {name: values[rows] for name, values in batch(repeats).items()}
         self.batch = global_batch(plan, repeats * ROWS, rows, local)

@@ -14,13 +14,15 @@ import yaml
 
 from geojax import runtime
 from geojax.cache import cache_folder
+from geojax.islands.island_plan import island_plan, make_site_mesh, sequences_of_site
 from geojax.pipeline import simulate
 from geojax.pipeline.simulation.costs import Hop
+from geojax.planner.measured_timeline import draw
+from geojax.planner.resolve.resolve import resolve
+from geojax.planner.resolve.site_schedule import event_schedule, stage_costs
 from geojax.runtime.environment.island_env import IslandSettings
 from geojax.step.plan import SIGNALS
-from geojax.train.islands.island_plan import island_plan, make_site_mesh, sequences_of_site
 from geojax.train.islands.island_run import IslandRun
-from geojax.train.islands.island_stages import event_schedule, stage_costs
 from geojax.train.joined_sites import joined_sites
 from geojax.transport import MessageKey, Transport
 from wan_sides.blocking import BlockingReceives
@@ -104,7 +106,8 @@ class Worker:
         runtime.enable_compilation_cache(cache_folder() / "xla")
         settings = work["settings"] | {"topology": topology_file(work["link"], work["devices"])}
         config = run_config(settings, work["repeats"])
-        plan = island_plan(config, make_site_mesh(config))
+        step = resolve(config, config.load_topology(), jax.devices())
+        plan = island_plan(config, step.layout, make_site_mesh(config))
         place = IslandSettings(
             site=SITES[site],
             sites=SITES,
@@ -112,8 +115,8 @@ class Worker:
             key="benchmark-of-islands",
         )
         self.joined = ExitStack()  # the harness ends the process
-        transport = self.joined.enter_context(joined_sites(config, plan, place, here, {}))
-        self.run = IslandRun.build(config, plan, transport)
+        transport = self.joined.enter_context(joined_sites(config, step, plan, place, here, {}))
+        self.run = IslandRun.build(config, step, plan, transport, draw)
         self.blocking = work["blocking"]
         if self.blocking:
             for walk in self.run.stages.walks:
@@ -126,10 +129,10 @@ class Worker:
             seconds, departures = self._watched_step()
             told = {"step_seconds": seconds, "departures": departures}
         self.state = self.run.initial_state()
-        sent = self.run.facts.cross_site
+        sent = self.run.facts.cross_site_bytes
         assert sent is not None, "sites exchange messages"
         # The other site sends as much: the same buckets, or a cotangent for every stream.
-        return {"formula_bytes": 2 * sent.bytes, "versions": {"jax": jax.__version__}} | told
+        return {"formula_bytes": 2 * sent, "versions": {"jax": jax.__version__}} | told
 
     def _watched_step(self) -> tuple[float, list[Departure]]:
         """Seconds of a step over the unshaped link, and the messages that leave in it."""

@@ -14,8 +14,8 @@ from geojax.errors import UserError
 class RunDirectory:
     """Paths of a run below `path`, which is made if needed.
 
-    config.yaml (the resolved config), checkpoints/, metrics.jsonl, tensorboard/, loss.png,
-    sample.txt and lock.
+    config.yaml and step.yaml (the resolved config and step), checkpoints/, metrics.jsonl,
+    tensorboard/, loss.png, sample.txt and lock.
 
     A run that writes holds the lock: `with RunDirectory(path).lock(): ...`. In a run of several
     processes process 0 alone takes it, and alone writes these files, in its own site. The other
@@ -30,12 +30,18 @@ class RunDirectory:
         self.path = Path(path)
         self._make()
         self.config = self.path / "config.yaml"
+        self.step = self.step_file(self.path)
         self.checkpoints = checkpoints or self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.loss_curve = self.path / "loss.png"
         self.samples = self.path / "sample.txt"
         self._lock = FolderLock(self.path / "lock")
+
+    @staticmethod
+    def step_file(path: Path) -> Path:
+        """Return the file of the resolved step in a run directory, which need not be there."""
+        return path / "step.yaml"
 
     @staticmethod
     def is_there(path: Path) -> bool:
@@ -107,7 +113,7 @@ class RunDirectory:
 
     def _refuse_other_artefacts(self) -> None:
         """Check that what stands at the run's paths is what a run writes there."""
-        files = (self.config, self.metrics, self.loss_curve, self.samples)
+        files = (self.config, self.step, self.metrics, self.loss_curve, self.samples)
         for path in files:
             if path.exists() and not path.is_file():
                 kind = "a folder" if path.is_dir() else "no regular file"

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from geojax.config.run_config import RunConfig
     from geojax.planner.compile_target import CompileTarget
     from geojax.planner.compiled_step import CompiledStep, Messages
+    from geojax.planner.resolve.planned_step import PlannedStep
     from geojax.planner.traffic.by_axes import Axes
-    from geojax.train.plan.planned_step import PlannedStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,9 +58,9 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
 
     from geojax.config.run_config import RunConfig
     from geojax.planner.cost.adapters import refuse_adapters
+    from geojax.planner.resolve.planned_step import PlannedStep
+    from geojax.planner.resolve.traced_run import accelerator_of_run, compile_run
     from geojax.runtime.device_memory import usable_memory
-    from geojax.train.plan.planned_step import PlannedStep
-    from geojax.train.traced_run import accelerator_of_run, compile_run
 
     config = RunConfig.load(command.config, overrides)
     refuse_adapters(config.model)

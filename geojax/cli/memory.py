@@ -38,8 +38,8 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
     import jax
 
     from geojax.config.run_config import RunConfig
-    from geojax.train.plan.link_plan import link_lines
-    from geojax.train.traced_run import trace_run
+    from geojax.planner.resolve.link_plan import link_lines
+    from geojax.planner.resolve.traced_run import trace_run
 
     config = RunConfig.load(command.config, overrides)
     jax.config.update("jax_enable_x64", config.precision == "fp64")
@@ -65,10 +65,10 @@ def run(command: MemoryCommand, overrides: Sequence[str]) -> int:
 
 def _print_site(config: "RunConfig", console: Console) -> None:
     """Print the tables of a site that has a runtime of its own."""
+    from geojax.planner.resolve.run_memory import island_memory, offered_bytes
+    from geojax.planner.resolve.traced_run import accelerator_of_run
     from geojax.quantities import quantity
     from geojax.train.joined_sites import site_staging
-    from geojax.train.memory.run_memory import island_memory, offer_limit_bytes
-    from geojax.train.traced_run import accelerator_of_run
 
     memory, site, held = island_memory(config, accelerator_of_run(config))
     plan, part, microbatches = site.plan, site.part, site.plan.layout.batch.microbatches
@@ -88,7 +88,7 @@ def _print_site(config: "RunConfig", console: Console) -> None:
     )
     console.print(_memory_table(memory))
     console.print(_verdict(config, memory))
-    offered = f"{quantity(offer_limit_bytes(config), 'B')} of a device are offered to each other"
+    offered = f"{quantity(offered_bytes(config), 'B')} of a device are offered to each other"
     staging = quantity(site_staging(config, None, 1).total_bytes, "B")
     console.print(
         f"over dc: {crossing}",
@@ -161,9 +161,9 @@ def _unit(largest: int) -> tuple[str, int]:
 
 def _verdict(config: "RunConfig", memory: "StepMemory") -> str:
     """Say when most is held, and if it fits: into the topology's accelerators, or into which."""
+    from geojax.planner.resolve.preflight import judge
+    from geojax.planner.resolve.traced_run import accelerator_of_run
     from geojax.quantities import quantity
-    from geojax.train.memory.preflight import judge
-    from geojax.train.traced_run import accelerator_of_run
 
     peak = f"peak: {quantity(memory.bytes, 'B')} a device, in phase {memory.phase}"
     accelerator = accelerator_of_run(config)
@@ -219,7 +219,7 @@ def _across_sites(config: "RunConfig", step: "TracedStep") -> str:
 
 def _with_other_sharding(config: "RunConfig") -> "tuple[RunConfig, TracedStep] | None":
     """Trace the step with the other choice of `zero.across_sites`, where there is one."""
-    from geojax.train.traced_run import trace_run
+    from geojax.planner.resolve.traced_run import trace_run
 
     if config.mesh.dc == 1 or config.zero.stage == 0 or config.dc.role == "stage":
         return None

@@ -336,7 +336,7 @@ def _layout_to_explain(named: str, best: "Sequence[Candidate]") -> "LayoutCandid
         UserError: there is no such row, or the file has a mistake.
     """
     from geojax.config.run_config import RunConfig
-    from geojax.train.plan.run_layout import layout_of_run
+    from geojax.planner.resolve.run_layout import layout_of_run
 
     if not named.isdecimal():
         return layout_of_run(RunConfig.load(Path(named)))

@@ -8,12 +8,12 @@ import yaml
 
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
+from geojax.planner.resolve.run_layout import run_settings
+from geojax.planner.resolve.run_memory import run_memory
 from geojax.planner.search.advice import what_would_run
 from geojax.planner.search.fit import least_room, rooms
 from geojax.quantities import quantity
 from geojax.settings import validate
-from geojax.train.memory.run_memory import run_memory
-from geojax.train.plan.run_layout import run_settings
 
 if TYPE_CHECKING:
     from geojax.planner.cost.layout import LayoutCandidate

@@ -134,7 +134,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
 def _stage_times(config: "RunConfig", context: "ProbeContext") -> "StageTimes":
     from geojax.cli.simulated_pipeline import microbatch_sequences
     from geojax.probe.stages import measured_stages, stage_mesh
-    from geojax.train.compiled_run import plan_without_pipeline
+    from geojax.step.config_plan import plan_without_pipeline
 
     sizes = config.mesh
     mesh = stage_mesh(

@@ -172,13 +172,13 @@ def _as_configured(
     """Time the table of ticks that a training run would have."""
     from geojax.pipeline import lock_step
     from geojax.planner.held_bytes import layer_bytes
+    from geojax.planner.resolve.choices import resolved_plan
+    from geojax.planner.resolve.pipeline_plan import chosen_layers
+    from geojax.planner.resolve.traced_run import abstract_run_mesh
     from geojax.quantities import quantity
     from geojax.step.program import batch_shape
-    from geojax.train.compiled_run import step_plan
-    from geojax.train.plan.pipeline_plan import staged_layers
-    from geojax.train.traced_run import abstract_run_mesh
 
-    layers, settings = staged_layers(config), config.pipeline
+    layers, settings = chosen_layers(config), config.pipeline
     assert layers is not None, "there is a pipeline"
     run = f"geojax train runs {settings.schedule}"
     if layers.placement.stages != staged.stages:
@@ -188,7 +188,7 @@ def _as_configured(
             f"{run} with batch.microbatches={config.batch.microbatches} microbatches, not with the "
             f"{options.microbatches} above"
         )
-    plan = step_plan(config, abstract_run_mesh(config))
+    plan = resolved_plan(config, abstract_run_mesh(config))
     assert plan.tick_program is not None, "there is a pipeline"
     table = plan.tick_program.ticks
     own = dataclasses.replace(staged, given_layers=layers.layers_per_chunk)

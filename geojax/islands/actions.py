@@ -21,8 +21,8 @@ There are as many messages as stages, and each sum crosses between sites once.
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
+from geojax.pipeline.rules import requirement
 from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
-from geojax.pipeline.validate import requirement
 
 Bucket: TypeAlias = int | Literal["table", "scalars", "site_scalars", "step_scalars"]
 """The content of a sum: a chunk's gradients by its number, the gradients of a tied table that two

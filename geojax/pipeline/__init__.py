@@ -1,36 +1,84 @@
 """Pipelines: schedules as data, their simulation and their execution.
 
+Each name is imported from where it lives when it is first used: the executor needs no simulation.
 Nothing here imports JAX; `geojax.pipeline.execution` does.
 """
 
-from geojax.pipeline.generators import geopipe as geopipe
-from geojax.pipeline.generators import gpipe as gpipe
-from geojax.pipeline.generators import interleaved as interleaved
-from geojax.pipeline.generators import latency_hiding as latency_hiding
-from geojax.pipeline.generators import one_forward_one_backward as one_forward_one_backward
-from geojax.pipeline.generators import zbv as zbv
-from geojax.pipeline.generators import zero_bubble_h1 as zero_bubble_h1
-from geojax.pipeline.generators import zero_bubble_h2 as zero_bubble_h2
-from geojax.pipeline.registry import SCHEDULES as SCHEDULES
-from geojax.pipeline.registry import ScheduleEntry as ScheduleEntry
-from geojax.pipeline.registry import schedule_entry as schedule_entry
-from geojax.pipeline.schedule import Action as Action
-from geojax.pipeline.schedule import Kind as Kind
-from geojax.pipeline.schedule import LayerBytes as LayerBytes
-from geojax.pipeline.schedule import MemoryLimit as MemoryLimit
-from geojax.pipeline.schedule import Placement as Placement
-from geojax.pipeline.schedule import Schedule as Schedule
-from geojax.pipeline.schedule import TickTable as TickTable
-from geojax.pipeline.simulation.costs import Costs as Costs
-from geojax.pipeline.simulation.costs import Hop as Hop
-from geojax.pipeline.simulation.lock_step import lock_step as lock_step
-from geojax.pipeline.simulation.simulator import simulate as simulate
-from geojax.pipeline.simulation.timeline import TimedMessage as TimedMessage
-from geojax.pipeline.simulation.timeline import Timeline as Timeline
-from geojax.pipeline.simulation.timeline import WorkSpan as WorkSpan
-from geojax.pipeline.tick_tables import best_tick_table as best_tick_table
-from geojax.pipeline.tick_tables import tick_table as tick_table
-from geojax.pipeline.validate import Invariant as Invariant
-from geojax.pipeline.validate import ScheduleError as ScheduleError
-from geojax.pipeline.validate import validate as validate
-from geojax.pipeline.validate import validate_table as validate_table
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from geojax.pipeline.generators import geopipe as geopipe
+    from geojax.pipeline.generators import gpipe as gpipe
+    from geojax.pipeline.generators import interleaved as interleaved
+    from geojax.pipeline.generators import latency_hiding as latency_hiding
+    from geojax.pipeline.generators import one_forward_one_backward as one_forward_one_backward
+    from geojax.pipeline.generators import zbv as zbv
+    from geojax.pipeline.generators import zero_bubble_h1 as zero_bubble_h1
+    from geojax.pipeline.generators import zero_bubble_h2 as zero_bubble_h2
+    from geojax.pipeline.registry import SCHEDULES as SCHEDULES
+    from geojax.pipeline.registry import ScheduleEntry as ScheduleEntry
+    from geojax.pipeline.registry import schedule_entry as schedule_entry
+    from geojax.pipeline.rules import Invariant as Invariant
+    from geojax.pipeline.rules import ScheduleError as ScheduleError
+    from geojax.pipeline.rules import validate as validate
+    from geojax.pipeline.rules import validate_table as validate_table
+    from geojax.pipeline.schedule import Action as Action
+    from geojax.pipeline.schedule import Kind as Kind
+    from geojax.pipeline.schedule import LayerBytes as LayerBytes
+    from geojax.pipeline.schedule import MemoryLimit as MemoryLimit
+    from geojax.pipeline.schedule import Placement as Placement
+    from geojax.pipeline.schedule import Schedule as Schedule
+    from geojax.pipeline.schedule import TickTable as TickTable
+    from geojax.pipeline.simulation.costs import Costs as Costs
+    from geojax.pipeline.simulation.costs import Hop as Hop
+    from geojax.pipeline.simulation.lock_step import lock_step as lock_step
+    from geojax.pipeline.simulation.simulator import simulate as simulate
+    from geojax.pipeline.simulation.timeline import TimedMessage as TimedMessage
+    from geojax.pipeline.simulation.timeline import Timeline as Timeline
+    from geojax.pipeline.simulation.timeline import WorkSpan as WorkSpan
+    from geojax.pipeline.tick_tables import best_tick_table as best_tick_table
+    from geojax.pipeline.tick_tables import tick_table as tick_table
+
+_MODULES = {
+    "geopipe": "geojax.pipeline.generators",
+    "gpipe": "geojax.pipeline.generators",
+    "interleaved": "geojax.pipeline.generators",
+    "latency_hiding": "geojax.pipeline.generators",
+    "one_forward_one_backward": "geojax.pipeline.generators",
+    "zbv": "geojax.pipeline.generators",
+    "zero_bubble_h1": "geojax.pipeline.generators",
+    "zero_bubble_h2": "geojax.pipeline.generators",
+    "SCHEDULES": "geojax.pipeline.registry",
+    "ScheduleEntry": "geojax.pipeline.registry",
+    "schedule_entry": "geojax.pipeline.registry",
+    "Action": "geojax.pipeline.schedule",
+    "Kind": "geojax.pipeline.schedule",
+    "LayerBytes": "geojax.pipeline.schedule",
+    "MemoryLimit": "geojax.pipeline.schedule",
+    "Placement": "geojax.pipeline.schedule",
+    "Schedule": "geojax.pipeline.schedule",
+    "TickTable": "geojax.pipeline.schedule",
+    "Costs": "geojax.pipeline.simulation.costs",
+    "Hop": "geojax.pipeline.simulation.costs",
+    "lock_step": "geojax.pipeline.simulation.lock_step",
+    "simulate": "geojax.pipeline.simulation.simulator",
+    "TimedMessage": "geojax.pipeline.simulation.timeline",
+    "Timeline": "geojax.pipeline.simulation.timeline",
+    "WorkSpan": "geojax.pipeline.simulation.timeline",
+    "best_tick_table": "geojax.pipeline.tick_tables",
+    "tick_table": "geojax.pipeline.tick_tables",
+    "Invariant": "geojax.pipeline.rules",
+    "ScheduleError": "geojax.pipeline.rules",
+    "validate": "geojax.pipeline.rules",
+    "validate_table": "geojax.pipeline.rules",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name from its module when it is first used."""
+    if name not in _MODULES:
+        raise AttributeError(f"module 'geojax.pipeline' has no attribute '{name}'")
+    value = getattr(import_module(_MODULES[name]), name)
+    globals()[name] = value
+    return value

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from geojax.errors import UserError
 from geojax.pipeline.generators.tick_orders import TickRequest
+from geojax.pipeline.orders import ORDERS
 from geojax.pipeline.registry import ScheduleEntry, schedule_entry
 from geojax.pipeline.schedule import Placement, TickTable
 from geojax.pipeline.simulation.costs import Costs
@@ -162,7 +163,7 @@ def _candidates(
                 placement, microbatches, packing, there, back, limit, entry.split_backward
             )
             try:
-                orders = entry.tick_orders(request)
+                orders = ORDERS[entry.name].in_ticks(request)
             except UserError:
                 if number == 0:  # the fewest ticks ask for least
                     raise

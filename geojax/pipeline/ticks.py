@@ -16,8 +16,8 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from geojax.pipeline.rules import requirement, validate
 from geojax.pipeline.schedule import KIND_RANK, Action, Kind, Schedule, TickTable
-from geojax.pipeline.validate import requirement, validate
 
 
 class Packing(enum.Enum):

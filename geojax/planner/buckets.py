@@ -28,13 +28,11 @@ from geojax.pipeline.simulation.model_costs import layer_operations
 from geojax.planner.traffic.by_axes import ranks_of
 from geojax.planner.traffic.gradients import GradientMessages, gradient_messages
 from geojax.quantities import quantity
+from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 from geojax.step.grad_sinks import warmup_iterations
 from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
-
-DEFAULT_BUCKET_BYTES = 16 * 2**20
-"""Most bytes of a bucket where no link says what suits it."""
 
 BANDWIDTH_DELAYS = 10
 """Bandwidth-delay products of a device's share of the link in a message, at least."""

@@ -116,8 +116,8 @@ class TracedStep:
     plan: StepPlan
     layouts: TrainState
     program: jax.stages.Traced
-    evaluation: jax.stages.Traced
-    """The validation pass on a batch of as many sequences."""
+    batch: Mapping[str, jax.ShapeDtypeStruct]
+    """The global batch as shapes."""
 
     @classmethod
     def of(
@@ -141,8 +141,12 @@ class TracedStep:
         schedule = learning_rate_schedule(settings, steps)
         layouts = _abstractly(lambda: state_layouts(model, optimizer, plan))
         program = trace_step(layouts, model, plan, optimizer, schedule, batch)
-        evaluation = trace_evaluation(layouts, model, plan, batch)
-        return cls(model, plan, layouts, program, evaluation)
+        return cls(model, plan, layouts, program, batch)
+
+    @functools.cached_property
+    def evaluation(self) -> jax.stages.Traced:
+        """The validation pass on a batch of as many sequences."""
+        return trace_evaluation(self.layouts, self.model, self.plan, self.batch)
 
     @property
     def platform(self) -> Platform:

@@ -1,7 +1,6 @@
 """The compiled programs of one runtime: the training step and the validation pass."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -9,21 +8,13 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.errors import UserError
-from geojax.hlo.module import parse_module
-from geojax.hlo.traffic import program_text
-from geojax.models import ModelConfig, parameter_shapes
-from geojax.models.parameters import UNQUANTIZED
+from geojax.models import ModelConfig
 from geojax.optim import layout
 from geojax.step.amax_history import prev_amax
 from geojax.step.gradients import batch_loss
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.state import TrainState
 from geojax.step.update import sum_in_site, sum_scalars_over_sites, train_step
-
-_FP8_PRODUCT = 'custom_call_target="__cublas$lt$matmul$f8"'
-_MATMULS_PER_LINEAR = 3
-"""Matrix products of a linear layer: forwards, and two gradients."""
 
 STEP_NAME = train_step.__name__
 """The name of the compiled step, in profiles and in the count of compilations."""
@@ -110,49 +101,6 @@ def trace_evaluation(
     )
     arguments = (layout.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
     return jax.jit(program).trace(*arguments)
-
-
-def require_fp8_products(
-    programs: Sequence[jax.stages.Compiled], model: ModelConfig, plan: StepPlan
-) -> None:
-    """Check that each product of a layer that follows the recipe is one of cuBLASLt, in FP8.
-
-    XLA silently multiplies in the compute dtype where cuBLASLt cannot take a product.
-
-    Args:
-        programs: a step, or all that together run a layer forwards and backwards.
-        model: the model.
-        plan: how they compute.
-
-    Raises:
-        UserError: there are fewer FP8 products than there should be.
-        HloParseError: the text of a program cannot be read.
-    """
-    follow = any(matmul.recipe for _, matmul in plan.matmul.spans(model.num_stacked_layers))
-    linear = _linear_layers(parameter_shapes(model)["layers"]) if follow else 0
-    wanted = _MATMULS_PER_LINEAR * linear
-    made = 0
-    for program in programs:
-        text = program_text(program)
-        parse_module(text)
-        made += text.count(_FP8_PRODUCT)
-    if made < wanted:
-        raise UserError(
-            f"FP8 on backend xla: of the {wanted} matrix products of a layer XLA made only {made} "
-            "in FP8. Make hidden_size and each tensor rank's share of intermediate_size and heads "
-            "multiples of 16, or set fp8.backend to reference or precision to bf16"
-        )
-
-
-def _linear_layers(layers: Any) -> int:
-    """Count the linear layers of `layers`, a part of the parameters, that can multiply in FP8.
-
-    Those of `UNQUANTIZED` never do, and experts multiply quantized operands in the compute dtype.
-    """
-    if "kernel" in layers:
-        return 1
-    inner = (below for name, below in layers.items() if name not in UNQUANTIZED | {"experts"})
-    return sum(_linear_layers(below) for below in inner if isinstance(below, dict))
 
 
 def batch_shape(sequences: int, sequence_length: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 
+from geojax.config.layout import Layout
 from geojax.models import ModelConfig
 from geojax.models.parameters import parameter_shapes
 from geojax.optim import StageAssignment
 from geojax.optim.stage_assignment import PADDING_LAYER
+from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import Placement
 
 
@@ -66,6 +68,20 @@ class StagedLayers:
     def last_stage(self) -> int:
         """The stage that computes the loss."""
         return self.placement.stage_of[-1]
+
+
+def placement_of(layout: Layout) -> Placement:
+    """Return the stage of each chunk of a layout's pipeline."""
+    settings, sites = layout.pipeline, [layout.mesh.stage] * layout.pipeline_sites
+    return schedule_entry(settings.schedule).placement(sites, settings.virtual_stages)
+
+
+def staged_layers(layout: Layout) -> StagedLayers | None:
+    """Return the layers and the stage of each chunk; None for a layout without a pipeline."""
+    if layout.pipeline_stages == 1:
+        return None
+    assert layout.pipeline.layers is not None, "the layers of a resolved layout are known"
+    return StagedLayers(placement_of(layout), layout.pipeline.layers)
 
 
 def stage_assignments(model: ModelConfig, staged: StagedLayers, axes: Sequence[str]) -> Any:

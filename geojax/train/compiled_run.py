@@ -1,41 +1,34 @@
-"""A run on one mesh over all sites: its plan, its compiled programs, and their trainer."""
+"""A run on one mesh over all sites: its compiled programs, and their trainer."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.reading.initial_weights import read_weights, with_weights
-from geojax.collectives import FLOAT32, WireFormat, wire_format
-from geojax.config.fp8_settings import policy_of
-from geojax.config.layout_sections import MeshSettings, ZeroSettings
-from geojax.config.pipeline_settings import DcSettings, PipelineSettings
 from geojax.config.run_config import RunConfig
-from geojax.hlo import HloParseError, Traffic
 from geojax.islands.traffic import LinkTraffic
-from geojax.mesh import make_mesh, site_names
+from geojax.mesh import site_names
 from geojax.models import parameter_count
 from geojax.models.attention import chosen_implementation
 from geojax.models.frozen import unmarked
 from geojax.models.huggingface import HuggingFaceWeights
 from geojax.models.lora import merge_adapters
 from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
-from geojax.planner.cross_site import CrossSiteBytes, cross_site_bytes
-from geojax.planner.step_traffic import step_traffic
-from geojax.precision import BackendChoice, chosen_backend
 from geojax.quantities import quantity
 from geojax.runtime import flags_in_force
 from geojax.runtime.liveness.heartbeat import read_heartbeats
-from geojax.runtime.platform import platform_of, sums_in_messages
+from geojax.runtime.platform import platform_of
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
+from geojax.step.config_plan import fp8_backend_of, step_plan
 from geojax.step.plan import StepPlan
-from geojax.step.program import batch_shape, require_fp8_products, trace_evaluation, trace_step
+from geojax.step.program import batch_shape, trace_evaluation, trace_step
+from geojax.step.resolved import Step
 from geojax.step.state import (
     TrainState,
     initial_state,
@@ -43,82 +36,10 @@ from geojax.step.state import (
     with_own_sites,
     with_saved_sites,
 )
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
-from geojax.train.plan.link_plan import link_lines, with_buckets
-from geojax.train.plan.pipeline_plan import staged_layers, tick_program, within_memory
 from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params, unsampled_reason
 from geojax.train.trainer import Batch, TrainerFacts
 from geojax.transport import MeasuredLink
-
-
-def make_run_mesh(config: RunConfig) -> Mesh:
-    """Make the mesh of `config` over the devices of all processes.
-
-    Raises:
-        UserError: the layout does not fit the devices or the topology.
-    """
-    return make_mesh(config.load_topology(), **config.mesh.model_dump())
-
-
-def step_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
-    """Plan the step of `config` on `mesh`.
-
-    Raises:
-        UserError: its pipeline cannot be, or its FP8 backend cannot run there.
-    """
-    staged = staged_layers(config)
-    ticks = None
-    if staged is not None:
-        ticks = tick_program(config, staged, platform_of(mesh))
-    plan = StepPlan(
-        mesh=mesh,
-        policy=policy_of(config.precision, config.fp8),
-        layout=config.layout,
-        loss_scale=config.loss_scale,
-        wire_format=_wire_format(config, mesh),
-        fp8_backend=_choose_fp8_backend(config, mesh).name,
-        grouped_matmul=config.model.is_moe,
-        share_amax_across_dc=config.fp8.share_amax_across_dc,
-        staged_layers=staged,
-        tick_program=ticks,
-    )
-    return with_buckets(config, within_memory(config, plan))
-
-
-def plan_without_pipeline(config: RunConfig, mesh: Mesh) -> StepPlan:
-    """Plan a step of the model on a mesh of one stage, with whole weights on every data rank.
-
-    Raises:
-        UserError: its FP8 backend cannot run there.
-    """
-    changes = {
-        "mesh": MeshSettings(**dict(mesh.shape)),
-        "dc": DcSettings(),  # sites as stages would be a pipeline too
-        "pipeline": PipelineSettings(),
-        "zero": ZeroSettings(stage=0),
-    }
-    return step_plan(config.model_copy(update=changes), mesh)
-
-
-def _wire_format(config: RunConfig, mesh: Mesh) -> WireFormat | None:
-    """Choose the format of gradients on the link.
-
-    Where a psum cannot fill a long link, float32 travels in messages (`sums_in_messages`).
-    """
-    requested = wire_format(config.communication.gradient_compression)
-    float32 = policy_of(config.precision, config.fp8).reduce_dtype == jnp.float32
-    sums = config.dc.role == "data" and not config.zero.across_sites
-    return (
-        FLOAT32 if requested is None and sums_in_messages(mesh) and float32 and sums else requested
-    )
-
-
-def _choose_fp8_backend(config: RunConfig, mesh: Mesh) -> BackendChoice:
-    recipe = policy_of(config.precision, config.fp8).recipe
-    if recipe is None:
-        return BackendChoice("reference", "no FP8")
-    return chosen_backend(recipe, platform_of(mesh).name, config.fp8.backend)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,24 +47,22 @@ class CompiledRun:
     """A config on one mesh over all sites: a `geojax.train.trainer.Trainer`."""
 
     config: RunConfig
+    resolved: Step
+    """The choices of the run."""
     plan: StepPlan
     layouts: TrainState
     optimizer: Any
     step_program: jax.stages.Compiled
     """`(state, batch, signals, seed) -> (state, metrics)`; compiled once."""
-    traffic: Traffic
-    """The collectives that the step asks for, before the compiler."""
     evaluation_program: jax.stages.Compiled | None = None
     """`(state, batch) -> [sum of losses, number of targets]`; None: nothing is validated."""
-    log: Callable[[str], None] = print
-    """Function that shows a line to the user."""
 
     @classmethod
     def build(
         cls,
         config: RunConfig,
+        resolved: Step,
         plan: StepPlan,
-        log: Callable[[str], None] = print,
         *,
         validate: bool = False,
     ) -> Self:
@@ -151,8 +70,8 @@ class CompiledRun:
 
         Args:
             config: the run.
+            resolved: its choices.
             plan: from `step_plan`.
-            log: shows a line to the user.
             validate: compile the validation pass too.
         """
         optimizer = make_optimizer(config.optimizer, config.steps)
@@ -167,13 +86,12 @@ class CompiledRun:
             evaluation = validation.lower().compile(compiler_options=plan.compiler_options)
         return cls(
             config=config,
+            resolved=resolved,
             plan=plan,
             layouts=layouts,
             optimizer=optimizer,
             step_program=step,
-            traffic=step_traffic(traced, plan),
             evaluation_program=evaluation,
-            log=log,
         )
 
     def initial_state(self, weights: HuggingFaceWeights | None = None) -> TrainState:
@@ -228,13 +146,12 @@ class CompiledRun:
         _, *others = of_sites
         return {site: MeasuredLink(min(of_sites[site], default=None)) for site in others}
 
-    def replanned(self, config: RunConfig) -> Self | None:
-        """Compile the step of `config`, of the same layout; None: it is the same step."""
-        plan = step_plan(config, self.plan.mesh)
+    def replanned(self, step: Step) -> Self | None:
+        """Compile another step of the same run and mesh; None: its program is this one's."""
+        plan = step_plan(self.config, step, self.plan.mesh)
         if plan.makes_program_of(self.plan):
             return None
-        validate = self.evaluation_program is not None
-        return self.build(config, plan, self.log, validate=validate)
+        return self.build(self.config, step, plan, validate=self.evaluation_program is not None)
 
     def adopt(self, state: TrainState) -> TrainState:
         """Return the state of a run that this one was planned anew from."""
@@ -242,7 +159,7 @@ class CompiledRun:
 
     def link_lines(self) -> list[str]:
         """Return what the log says of the messages between sites."""
-        return link_lines(self.config, self.plan)
+        return list(self.resolved.notes)
 
     def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch."""
@@ -300,30 +217,14 @@ class CompiledRun:
 
     @functools.cached_property
     def facts(self) -> TrainerFacts:
-        """Facts for the log; the first process reads the bytes from the compiled step."""
-        sent = self._cross_site_bytes() if self.plan.mesh.shape["dc"] > 1 else None
-        return TrainerFacts.of(self.config, self.plan, sent)
+        """Facts for the log."""
+        sent = self.resolved.bytes_between_sites
+        return TrainerFacts.of(self.config, self.plan, None if sent is None else sent.value)
 
-    def _cross_site_bytes(self) -> CrossSiteBytes:
-        program = self.step_program if jax.process_index() == 0 else None
-        sent = cross_site_bytes(self.traffic, self.plan, program)
-        if sent.unreadable:
-            reason, _, _ = sent.unreadable.partition(";")  # the rest is for who wrote the program
-            self.log(f"note: the bytes over dc are predicted, not read: {reason}")
-        return sent
-
-    def check_fp8_products(self) -> None:
-        """Check on the first process that XLA multiplies in FP8 what the recipe asks for.
-
-        Raises:
-            UserError: the compiler made fewer FP8 products than there should be.
-        """
-        if self.plan.fp8_backend != "xla" or jax.process_index() != 0:
-            return
-        try:
-            require_fp8_products([self.step_program], self.config.model, self.plan)
-        except HloParseError as error:
-            self.log(f"note: the step's FP8 products were not checked: {error}")
+    @property
+    def fp8_programs(self) -> list[jax.stages.Compiled]:
+        """The program whose products XLA is to make in FP8; none on another backend."""
+        return [self.step_program] if self.plan.fp8_backend == "xla" else []
 
     def describe(self) -> list[str]:
         """Return the lines that open a run: its layout, and the choices made for the machine."""
@@ -345,11 +246,15 @@ class CompiledRun:
         )
         reasons = [attention.reason, flags_in_force()]
         if self.plan.policy.recipe is not None:
-            reasons.insert(1, _choose_fp8_backend(self.config, mesh).reason)
-        sent = self.facts.cross_site
+            reasons.insert(1, fp8_backend_of(self.config, mesh).reason)
+        sent = self.facts.cross_site_bytes
         return [
             f"{mesh_line(mesh)}; {parameters}; {state_bytes} of state per device",
             "; ".join(reasons),
-            *([] if sent is None else [f"a step of a site: {sent}"]),
+            *(
+                []
+                if sent is None
+                else [f"a step of a site: predicted {quantity(sent, 'B')} over dc"]
+            ),
             *self.link_lines(),
         ]

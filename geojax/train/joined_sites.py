@@ -1,6 +1,7 @@
 """The transport of a run whose sites are jobs of their own."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,14 +14,15 @@ from geojax.checkpoint.reading.common_save import HeldSave, SavesOfSites
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
+from geojax.islands.island_plan import process_groups, site_parts, site_programs, stage_meshes
+from geojax.islands.stage_lists import action_lists, offer_limit_bytes
 from geojax.mesh import index_on_host
 from geojax.network_names import LAST_PORT
 from geojax.runtime.environment.cluster_env import ProcessSettings
 from geojax.runtime.environment.island_env import VARIABLES, IslandSettings
 from geojax.settings import leaves_by_key
 from geojax.step.plan import StepPlan
-from geojax.train.islands.island_plan import process_groups
-from geojax.train.memory.run_memory import offer_limit_bytes
+from geojax.step.resolved import Step
 from geojax.transport import (
     EngineTransport,
     Membership,
@@ -64,6 +66,7 @@ def require_sites(config: RunConfig, settings: IslandSettings) -> None:
 @contextlib.contextmanager
 def joined_sites(
     config: RunConfig,
+    step: Step,
     plan: StepPlan,
     settings: IslandSettings,
     processes: ProcessSettings,
@@ -72,11 +75,12 @@ def joined_sites(
     """Join the processes of all sites; at a good end wait until the others have all messages.
 
     The ends of the transport are the sites, or their stages where these have processes of their
-    own (`geojax.train.islands.island_plan.process_groups`).
+    own (`geojax.islands.island_plan.process_groups`).
 
     Args:
         config: the run of all sites.
-        plan: the step of this one.
+        step: its choices.
+        plan: the step of this site.
         settings: this site among them.
         processes: settings of this process; another one has the time that these give it to start,
             and while it runs to give a sign.
@@ -92,16 +96,18 @@ def joined_sites(
         settings,
         jax.process_index(),
         jax.process_count(),
-        shared_settings(config, contents),
+        shared_settings(config, step.digest, contents),
         groups,
         _own_port(settings),
     )
     # The devices of a process that hold one stage offer to one other process.
     devices = plan.mesh.size // max(stages, jax.process_count())
+    first = dataclasses.replace(plan, mesh=stage_meshes(plan.mesh)[0])
+    programs = site_programs(config, site_parts(config, step)[0], first)
     transport = connect(
         members,
         site_staging(config, settings.site, jax.process_count() // groups),
-        offer_limit_bytes(config, stages // groups) * devices,
+        offer_limit_bytes(config, action_lists(config, step), programs, stages // groups) * devices,
         processes.heartbeat_timeout_seconds,
         processes.start_timeout_seconds,
     )
@@ -175,13 +181,14 @@ def refuse_other_weights(transport: Transport, mesh: Mesh, digest: str) -> None:
             )
 
 
-def shared_settings(config: RunConfig, contents: Mapping[str, str]) -> dict[str, Any]:
+def shared_settings(config: RunConfig, digest: str, contents: Mapping[str, str]) -> dict[str, Any]:
     """Return what all sites must have alike, by name.
 
     They are versions, devices, most of the config, and what the sources of data hold.
 
     Args:
         config: the run.
+        digest: hash of its choices, which each site resolves for itself or has in its step.yaml.
         contents: hash of each source of data.
     """
     of_config = dict(leaves_by_key(config.model_dump(mode="json", exclude=_OF_A_SITE)))
@@ -189,6 +196,7 @@ def shared_settings(config: RunConfig, contents: Mapping[str, str]) -> dict[str,
         "geojax version": [geojax.__version__, *of_config],
         "number of devices in a process": jax.local_device_count(),
         **of_config,
+        "step.yaml": digest,
         "initial_weights": None if config.initial_weights is None else "a folder",
         "content of data.sources": {
             name: content[:_HASH_LETTERS] for name, content in contents.items()

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,12 @@ from geojax.data.corpus import check_sources
 from geojax.data.verification import verify
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
+from geojax.islands.island_plan import (
+    island_plan,
+    make_site_mesh,
+    own_stages,
+    sequences_of_site,
+)
 from geojax.islands.site_state import SiteState
 from geojax.islands.stage_transport import between_sites
 from geojax.mesh import leads_site, site_names
@@ -35,24 +41,22 @@ from geojax.runtime.advice.link_advice import advice_of_process
 from geojax.runtime.compilation import CompilationCounter
 from geojax.runtime.environment.cluster_env import complete
 from geojax.runtime.environment.island_env import IslandSettings, island_settings
+from geojax.step.batches import sequences_of_process
+from geojax.step.config_plan import make_run_mesh, step_plan
 from geojax.step.program import STEP_NAME
+from geojax.step.resolved import MemoryVerdict, Step
 from geojax.step.state import TrainState
+from geojax.step.step_file import origin_of, write_step
 from geojax.topology import Process, Topology
-from geojax.train.adapt.comparison import PlanComparison, plan_of_run
+from geojax.train.adapt.comparison import PlanComparison, plan_of_step
 from geojax.train.adapt.replan import (
     LinkAgreement,
     LinksOfIslands,
     LinksOfOneProgram,
     Replanning,
 )
-from geojax.train.batches import sequences_of_process
-from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
-from geojax.train.islands.island_plan import (
-    island_plan,
-    make_site_mesh,
-    own_stages,
-    sequences_of_site,
-)
+from geojax.train.agreed_step import KeptStep, agreed_step, kept_or_resolved
+from geojax.train.compiled_run import CompiledRun
 from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
 from geojax.train.joined_sites import (
     joined_sites,
@@ -60,8 +64,8 @@ from geojax.train.joined_sites import (
     require_sites,
     saves_of_sites,
 )
-from geojax.train.memory.preflight import require_memory
 from geojax.train.metrics import MetricsWriter
+from geojax.train.planning import Planning
 from geojax.train.report import Progress, draw_loss_curve, summary_table
 from geojax.train.sample import sample_texts
 from geojax.train.saved.resume import (
@@ -74,7 +78,6 @@ from geojax.train.saved.resume import (
     with_saved_model,
     with_saved_schedule,
 )
-from geojax.train.trainer import TrainerFacts
 from geojax.train.training_loop import TrainingLoop
 from geojax.train.writing.background_writer import BackgroundWriter
 from geojax.train.writing.console import run_console
@@ -82,7 +85,11 @@ from geojax.transport import Transport
 
 
 def train(
-    config: RunConfig, processes: runtime.ProcessSettings, *, require_checkpoint: bool = False
+    config: RunConfig,
+    processes: runtime.ProcessSettings,
+    planning: Planning,
+    *,
+    require_checkpoint: bool = False,
 ) -> int:
     """Train a model on all processes of the run together.
 
@@ -92,6 +99,7 @@ def train(
     Args:
         config: the run.
         processes: which process of the run this is.
+        planning: makes the run's choices.
         require_checkpoint: refuse to start from scratch.
 
     Returns:
@@ -116,7 +124,15 @@ def train(
         if why_no_cache is not None:
             console.print(why_no_cache)
         code = _train(
-            config, processes, island, everyone, console, stack, started, require_checkpoint
+            config,
+            processes,
+            planning,
+            island,
+            everyone,
+            console,
+            stack,
+            started,
+            require_checkpoint,
         )
     runtime.finish()
     return code
@@ -125,6 +141,7 @@ def train(
 def _train(
     config: RunConfig,
     processes: runtime.ProcessSettings,
+    planning: Planning,
     island: IslandSettings | None,
     everyone: Sequence[Process],
     console: rich.console.Console,
@@ -145,16 +162,18 @@ def _train(
     if island is None and jax.process_count() == 1 and _is_trained(config):
         console.print(_nothing_to_train(config.steps, config))
         return 0
-    with _status(console, "estimating the memory of a step"):
-        require_memory(config, console.print)
     topology = config.load_topology()
+    own_path = config.run_directory if island is None else config.run_directory / island.site
+    with _status(console, "resolving the step"):
+        resolved, kept = _resolved_step(config, topology, own_path, planning, console)
+    show_memory(config, resolved.memory, console.print)
     if island is None:
         mesh = make_run_mesh(config)
-        plan = step_plan(config, mesh)
+        plan = step_plan(config, resolved, mesh)
         sequences = sequences_of_process(plan, config.batch.global_batch_size)
     else:
         mesh = make_site_mesh(config)
-        plan = island_plan(config, mesh)
+        plan = island_plan(config, resolved.layout, mesh)
         sequences = sequences_of_site(config, plan, island.sites.index(island.site))
     if topology is not None and island is None:
         for line in advice_of_process(topology, everyone, jax.process_index(), os.environ):
@@ -170,7 +189,14 @@ def _train(
     transport = None
     if island is not None:
         transport = stack.enter_context(
-            joined_sites(config, plan, island, complete(processes, os.environ), corpus.contents)
+            joined_sites(
+                config,
+                resolved,
+                plan,
+                island,
+                complete(processes, os.environ),
+                corpus.contents,
+            )
         )
         watchdog.missing = transport.missing_from_peer
     watchdog.begin("start")
@@ -201,10 +227,21 @@ def _train(
     trainer: CompiledRun | IslandRun
     if transport is None:
         with _status(console, "compiling the step"):
-            trainer = CompiledRun.build(config, plan, console.print, validate=validate)
+            trainer = CompiledRun.build(config, resolved, plan, validate=validate)
     else:
-        trainer = IslandRun.build(config, plan, transport, console.print, files.put)
-    trainer.check_fp8_products()
+        trainer = IslandRun.build(
+            config,
+            resolved,
+            plan,
+            transport,
+            planning.draw_timeline,
+            console.print,
+            files.put,
+        )
+    if first and (programs_in_fp8 := trainer.fp8_programs):
+        unread = planning.check_products(programs_in_fp8, config.model, plan)
+        if unread is not None:
+            console.print(f"note: the step's FP8 products were not checked: {unread}")
     # A process that compiles reaches the first collective long after one with a warm cache, and
     # the collective times out after half a minute.
     runtime.barrier("compiled", timeout_seconds=config.watchdog.first_step_seconds)
@@ -234,6 +271,8 @@ def _train(
     # Some collectives time out when their ranks start far apart: all compile, then wait here.
     runtime.barrier("ready to train", timeout_seconds=config.watchdog.first_step_seconds)
     if first:
+        if kept is not None and kept.is_new:
+            _write_step(kept, directory, console)
         files.put(
             directory.config.name,
             functools.partial(directory.write_config, config.model_dump(mode="json")),
@@ -241,7 +280,7 @@ def _train(
     with contextlib.ExitStack() as training:
         writer = MetricsWriter(directory, start, files) if first else None
         own_site = island.site if island is not None else site_names(mesh, topology)[0]
-        comparison = _comparison(trainer, own_site, writer, console)
+        comparison = _comparison(trainer, topology, own_site, writer, console)
         loop: TrainingLoop[Any] = TrainingLoop(
             trainer=trainer,
             config=config,
@@ -256,7 +295,7 @@ def _train(
             metadata=metadata,
             compilations=compilations,
             comparison=comparison,
-            replanning=_replanning(trainer, own_site, comparison, console),
+            replanning=_replanning(trainer, topology, own_site, comparison, planning, console),
         )
         before_training = time.monotonic()
         state = loop.run(state, start, consumed)
@@ -273,6 +312,52 @@ def _train(
         assert isinstance(trained_by, CompiledRun | IslandRun), "it is planned anew as it was"
         _show_result(trained_by, loop, state, corpus, directory, files, console, seconds)
     return loop.exit_code
+
+
+def _resolved_step(
+    config: RunConfig,
+    topology: Topology | None,
+    directory: Path,
+    planning: Planning,
+    console: rich.console.Console,
+) -> tuple[Step, KeptStep | None]:
+    """Agree on the run's step; process 0 also learns what becomes of the file in `directory`."""
+    kept = None
+
+    def resolve() -> Step:
+        nonlocal kept
+        devices = jax.devices()
+        kept = kept_or_resolved(
+            RunDirectory.step_file(directory),
+            origin_of(config, topology, devices),
+            lambda: planning.resolve(config, topology, devices, console.print),
+        )
+        return kept.step
+
+    return agreed_step(resolve, config.watchdog.first_step_seconds), kept
+
+
+def show_memory(config: RunConfig, verdict: MemoryVerdict, log: Callable[[str], None]) -> None:
+    """Log the comparison of a step's memory with its devices'.
+
+    Raises:
+        UserError: it does not fit, and `config.preflight` says to refuse it.
+    """
+    if verdict.kind == "fits":
+        log(f"memory: {verdict.line}")
+    elif verdict.kind == "does not fit":
+        if config.preflight == "refuse":
+            raise UserError(f"preflight: {verdict.line}; --preflight warn would start it anyway")
+        log(f"warning: preflight: {verdict.line}")
+
+
+def _write_step(kept: KeptStep, directory: RunDirectory, console: rich.console.Console) -> None:
+    earlier = write_step(kept.step, directory.step)
+    if earlier is not None:
+        console.print(
+            f"{_shown(directory.step)}: resolved anew, for other {kept.replaces}; the earlier one "
+            f"is {earlier.name}"
+        )
 
 
 def _is_trained(config: RunConfig) -> bool:
@@ -380,12 +465,13 @@ def _open_checkpoints(
 
 def _comparison(
     trainer: CompiledRun | IslandRun,
+    topology: Topology | None,
     site: str,
     writer: MetricsWriter | None,
     console: rich.console.Console,
 ) -> PlanComparison | None:
     """Compare the run's steps with its plan; None: it has none, or another process does."""
-    plan = None if writer is None else plan_of_run(trainer.config, site)
+    plan = None if writer is None else plan_of_step(trainer.resolved, topology, site)
     if plan is None or writer is None:
         return None
     interval = trainer.config.adapt.interval
@@ -394,8 +480,10 @@ def _comparison(
 
 def _replanning(
     trainer: CompiledRun | IslandRun,
+    topology: Topology | None,
     site: str,
     comparison: PlanComparison | None,
+    planning: Planning,
     console: rich.console.Console,
 ) -> Replanning | None:
     """Plan anew for links that change; None: nobody asked for it, or no plan is made by a link.
@@ -404,16 +492,25 @@ def _replanning(
         UserError: the topology does not describe a link.
     """
     config, mesh = trainer.config, trainer.plan.mesh
-    topology = config.load_topology() if config.adapt.replan else None
-    if topology is None or config.mesh.dc == 1:
+    if topology is None or not config.adapt.replan or config.mesh.dc == 1:
         return None
+    timeout = config.watchdog.first_step_seconds
+
+    def resolve(changed: Topology, done: int) -> Step:
+        devices = jax.devices()
+        return agreed_step(
+            lambda: planning.resolve(config, changed, devices, console.print),
+            timeout,
+            f"step after {done}",
+        )
+
     links: LinkAgreement
     if isinstance(trainer, IslandRun):
         names = tuple(trainer.transport.site_names)
         links = LinksOfIslands(Exchange(trainer.transport, "links"), mesh, names)
     else:
         links = LinksOfOneProgram(mesh, site_names(mesh, topology), topology)
-    return Replanning(config, site, links, comparison, console.print)
+    return Replanning(topology, site, links, resolve, comparison, console.print, timeout)
 
 
 def _metadata(config: RunConfig, loader: Loader) -> dict[str, Any]:
@@ -521,7 +618,7 @@ def _show_result(
                 "step compiled": "once"
                 if (count := loop.compilations.count) == 1
                 else f"{count} times",
-                **_cross_site(trainer.facts),
+                **_cross_site(trainer.facts.cross_site_bytes),
                 **{f"link to {site}": totals for site, totals in loop.links.items()},
                 "loss curve": _shown(directory.loss_curve),
                 "metrics": f"{_shown(directory.metrics)}, tensorboard --logdir "
@@ -539,10 +636,12 @@ def _pace(loop: TrainingLoop[Any], seconds: tuple[float, float]) -> dict[str, st
     return {"trained": f"{seconds[0]:.0f} s of {seconds[1]:.0f} s, median {pace}"}
 
 
-def _cross_site(facts: TrainerFacts) -> dict[str, str]:
-    if facts.cross_site is None:
+def _cross_site(sent: float | None) -> dict[str, str]:
+    if sent is None:
         return {}
-    return {"cross-site": f"{facts.cross_site}, a step of a site in each direction"}
+    return {
+        "cross-site": f"predicted {quantity(sent, 'B')} over dc, a step of a site in each direction"
+    }
 
 
 def _validation_entries(loop: TrainingLoop[Any]) -> dict[str, str]:

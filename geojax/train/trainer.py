@@ -12,8 +12,8 @@ from geojax.config.run_config import RunConfig
 from geojax.islands.traffic import LinkTraffic
 from geojax.models import model_flops
 from geojax.models.huggingface import HuggingFaceWeights
-from geojax.planner.cross_site import CrossSiteBytes
 from geojax.step.plan import StepPlan
+from geojax.step.resolved import Step
 from geojax.transport import MeasuredLink
 
 State = TypeVar("State")
@@ -35,12 +35,18 @@ class TrainerFacts:
     peak_flops: float | None = None
     """FLOP/s of all devices together in the compute dtype; None where they are not known."""
 
-    cross_site: CrossSiteBytes | None = None
+    cross_site_bytes: float | None = None
     """Bytes that all devices of a site send to other sites in a step; None with one site."""
 
     @classmethod
-    def of(cls, config: RunConfig, plan: StepPlan, cross_site: CrossSiteBytes | None) -> Self:
-        """Return the facts of a run whose step has a `plan` on the mesh of one or of all sites."""
+    def of(cls, config: RunConfig, plan: StepPlan, sent: float | None) -> Self:
+        """Return the facts of a run whose step has a `plan` on the mesh of one or of all sites.
+
+        Args:
+            config: the run.
+            plan: its step.
+            sent: bytes that a site sends to others in a step; None with one site.
+        """
         mesh, sequence = plan.mesh, config.batch.sequence_length
         accelerator = accelerator_of(mesh.devices.flat[0])
         peak = accelerator and accelerator.peak(plan.policy.compute_dtype.name)
@@ -49,7 +55,7 @@ class TrainerFacts:
             tokens_per_step=config.batch.global_batch_size * sequence,
             flops_per_token=model_flops(config.model, sequence),
             peak_flops=peak * devices if peak else None,
-            cross_site=cross_site,
+            cross_site_bytes=sent,
         )
 
     def model_flops_utilization(self, tokens_per_second: float) -> float | None:
@@ -104,12 +110,8 @@ class Trainer(Protocol[State]):
         """
         ...
 
-    def replanned(self, config: RunConfig) -> Self | None:
-        """Compile the step of `config`, of the same layout; None: it is the same step.
-
-        Args:
-            config: this run's, but for what a link decides.
-        """
+    def replanned(self, step: Step) -> Self | None:
+        """Compile another step of the same run and mesh; None: its program is this one's."""
         ...
 
     def adopt(self, state: State) -> State:

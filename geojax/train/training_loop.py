@@ -220,8 +220,8 @@ class TrainingLoop(Generic[State]):
             figures[site] = link_figure(traffic, seconds)
             if len(self._tokens_per_second) > 1:  # the first step may still be warming up
                 self.links[site].add(traffic, seconds)
-        if facts.cross_site is not None and not links:
-            figures["cross-site"] = quantity(facts.cross_site.bytes, "B/step")
+        if facts.cross_site_bytes is not None and not links:
+            figures["cross-site"] = quantity(facts.cross_site_bytes, "B/step")
         if metrics["skipped_in_a_row"]:
             scale = metrics.get("loss_scale")
             at = "" if scale is None else f" at a loss scale of 2^{math.log2(scale):.0f}"

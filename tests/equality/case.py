@@ -28,7 +28,7 @@ from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.pipeline import SCHEDULES, Costs, Hop, Placement, Schedule, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
-from geojax.pipeline.registry import EventRequest
+from geojax.pipeline.orders import ORDERS, EventRequest
 from geojax.precision import RECIPES, Policy, policy
 from geojax.step.plan import StepPlan
 from geojax.step.stage_layers import StagedLayers
@@ -273,7 +273,7 @@ class Case:
             return "one site is no island"
         if self.schedule and not self.through_sites:
             return "islands that are replicas have no stages"
-        if self.schedule and SCHEDULES[self.schedule].event_order is None:
+        if self.schedule and ORDERS[self.schedule].by_events is None:
             return "it is an order of ticks"
         if self.branches or self.hop_ticks > 1 or self.overlap or self.zero == "1 across sites":
             return "of one program"
@@ -456,8 +456,8 @@ class Case:
     def event_order(self) -> Schedule:
         """The order of the stages of islands."""
         assert self.axes is not None, self.missing
-        entry, stages = SCHEDULES[self.schedule], self.placement.stages
-        assert entry.event_order is not None, self.missing
+        by_events, stages = ORDERS[self.schedule].by_events, self.placement.stages
+        assert by_events is not None, self.missing
         request = EventRequest(
             stages_per_site=(self.axes["stage"],) * self.dc,
             microbatches=self.microbatches,
@@ -465,7 +465,7 @@ class Case:
             memory_limit=max(2, stages),
             virtual_stages=self.placement.chunks // stages,
         )
-        return entry.event_order(request)
+        return by_events(request)
 
     @property
     def _parallelism(self) -> Parallelism:

@@ -28,11 +28,8 @@ ENDS = (
 )
 """Functions, as module:name, that a case does not enter."""
 
-PASSED_OVER = (
-    "geojax.train.run:require_memory",
-    "geojax.train.compiled_run:CompiledRun.check_fp8_products",
-)
-"""Functions that trace the step, which takes longer than the checks behind them, or ask for it."""
+PASSED_OVER = ("geojax.planner.resolve.resolve:trace_plan",)
+"""Functions that trace the step, which takes longer than the checks behind them."""
 
 
 class Accepted(BaseException):
@@ -47,16 +44,22 @@ def _pass(*arguments: object, **options: object) -> None:
     """Do nothing."""
 
 
-def _without_programs(cls: Any, config: Any, plan: Any, log: Any = print, **options: object) -> Any:
+def _unjudged(*arguments: object) -> Any:
+    """Compare a step's memory with nothing."""
+    from geojax.planner.resolve.preflight import Preflight
+    from geojax.step.resolved import MemoryVerdict
+
+    return Preflight(MemoryVerdict())
+
+
+def _without_programs(cls: Any, config: Any, resolved: Any, plan: Any, **options: object) -> Any:
     """Lay a run's state out, and compile nothing."""
-    from geojax.hlo import Traffic
     from geojax.optim import make_optimizer
     from geojax.train.compiled_run import state_layouts
 
     optimizer = make_optimizer(config.optimizer, config.steps)
     layouts = state_layouts(config.model, optimizer, plan)
-    sends_nothing = Traffic(tuple(plan.mesh.shape.items()), ())
-    return cls(config, plan, layouts, optimizer, None, sends_nothing, log=log)
+    return cls(config, resolved, plan, layouts, optimizer, None)
 
 
 def _read_weights(run: Any, weights: Any = None) -> NoReturn:
@@ -76,7 +79,9 @@ def _read_batches(loop: Any, state: object, start: object, consumed_sequences: i
 
 
 REPLACED = {
+    "geojax.planner.resolve.resolve:preflight": _unjudged,
     "geojax.train.compiled_run:CompiledRun.build": classmethod(_without_programs),
+    "geojax.train.compiled_run:CompiledRun.fp8_programs": (),
     "geojax.train.compiled_run:CompiledRun.initial_state": _read_weights,
     "geojax.train.training_loop:TrainingLoop.run": _read_batches,
 }

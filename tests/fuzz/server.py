@@ -45,7 +45,7 @@ _MODULES = (
     "geojax.train.run",
     "geojax.train.saved.export",
     "geojax.train.saved.held_out",
-    "geojax.train.traced_run",
+    "geojax.planner.resolve.traced_run",
 )
 
 

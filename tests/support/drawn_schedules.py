@@ -1,7 +1,7 @@
 """Schedules drawn at random."""
 
+from geojax.pipeline.rules import requirement
 from geojax.pipeline.schedule import Action, Placement, Schedule
-from geojax.pipeline.validate import requirement
 
 
 def drawn_schedule(draw):

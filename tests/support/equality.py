@@ -17,11 +17,11 @@ from geojax import make_mesh
 from geojax.models import loss_sum
 from geojax.models.frozen import mark_frozen, trained_part
 from geojax.precision import policy
+from geojax.step.batches import global_batch, sequences_of_process
 from geojax.step.error_feedback import error_layouts
 from geojax.step.program import batch_specs, signals_on_mesh
 from geojax.step.state import TrainState, parameter_layouts
 from geojax.step.update import mean_over_targets, site_sums, sum_over_sites
-from geojax.train.batches import global_batch, sequences_of_process
 
 
 class Result(NamedTuple):

@@ -30,8 +30,10 @@ from support.step_traffic import by_kind
 from geojax.config.run_config import RunConfig
 from geojax.hlo import collective_traffic
 from geojax.planner.passes import longest_loop
+from geojax.planner.resolve.resolve import resolve
 from geojax.settings import validate
-from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
+from geojax.step.config_plan import make_run_mesh, step_plan
+from geojax.train.compiled_run import CompiledRun
 
 MODEL = {
     "num_hidden_layers": 4,
@@ -120,7 +122,9 @@ def canonical(text: str) -> str:
 def compiled_run(changes: dict) -> CompiledRun:
     """The training step that `changes` to the common config make."""
     config = validate(RunConfig, COMMON | changes, "golden")
-    return CompiledRun.build(config, step_plan(config, make_run_mesh(config)))
+    mesh = make_run_mesh(config)
+    step = resolve(config, config.load_topology(), list(mesh.devices.flat))
+    return CompiledRun.build(config, step, step_plan(config, step, mesh))
 
 
 def print_traffic(name: str) -> None:

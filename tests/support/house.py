@@ -3,8 +3,9 @@
     python tests/support/house.py [--from geojax.train] [--tree REPOSITORY]
 
 An import counts wherever it stands: at the top of a module, inside a function, or as a module's
-name in a string. Reaching a module reaches its packages too. Two classes say the same if five of
-their fields share names.
+name in a string. A name that its package imports when it is first used counts where it is used.
+Reaching a module reaches its packages too. Two classes say the same if five of their fields share
+names.
 """
 
 import argparse
@@ -47,14 +48,31 @@ def nodes_of(path: Path) -> list[ast.AST]:
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
 
 
-def imports_of(path: Path, modules: Iterable[str]) -> set[str]:
-    """Return the modules that the one at `path` names in an import or in a string."""
+@functools.cache
+def names_of(path: Path) -> dict[str, str]:
+    """Return the modules of the names that a package imports when they are first used."""
+    for node in nodes_of(path):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES":
+            return dict(ast.literal_eval(node.value))
+    return {}
+
+
+def imports_of(path: Path, modules: dict[str, Path]) -> set[str]:
+    """Return the modules that the one at `path` names in an import or in a string.
+
+    A package that imports its names when they are first used reaches nothing by them: who imports
+    such a name does.
+    """
+    if names_of(path):
+        return set()
     known, named = set(modules), set()
     for node in nodes_of(path):
         if isinstance(node, ast.Import):
             named |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            later = names_of(modules[node.module]) if node.module in known else {}
             named |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            named |= {later[alias.name] for alias in node.names if alias.name in later}
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             named.add(node.value.partition(":")[0])
     return named & known

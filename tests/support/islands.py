@@ -22,11 +22,11 @@ from geojax.islands.stage_transport import stage_transports
 from geojax.islands.walk import Walk
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.plan import SIGNALS
 from geojax.step.program import batch_shape, batch_specs
 from geojax.step.state import initial_state, state_layouts
 from geojax.step.update import train_step
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
 from geojax.transport import loopback
 
 SETTINGS = OptimizerSettings(warmup_steps=1)

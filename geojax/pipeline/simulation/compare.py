@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from geojax.errors import UserError
-from geojax.pipeline.registry import SCHEDULES, EventRequest, ScheduleEntry, schedule_entry
+from geojax.pipeline.orders import ORDERS, EventRequest
+from geojax.pipeline.registry import SCHEDULES, ScheduleEntry, schedule_entry
 from geojax.pipeline.schedule import Placement, Schedule, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step
@@ -101,12 +102,13 @@ def compare(
 
 
 def _event_order(entry: ScheduleEntry, request: EventRequest, hop_ticks: int | None) -> Schedule:
-    if entry.event_order is None:
+    by_events = ORDERS[entry.name].by_events
+    if by_events is None:
         chunks = entry.virtual_stages or request.virtual_stages
         placement = entry.placement(request.stages_per_site, chunks)
         table = _table(entry.name, placement, request.microbatches, request.costs, None, hop_ticks)
         return table.schedule
-    return dataclasses.replace(entry.event_order(request), name=entry.name)
+    return dataclasses.replace(by_events(request), name=entry.name)
 
 
 def in_lock_step(schedule: Schedule, costs: Costs, hop_ticks: int | None) -> Timeline | None:

@@ -20,10 +20,10 @@ import operator
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from geojax.pipeline.rules import validate
 from geojax.pipeline.schedule import Kind, Schedule
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.timeline import Later, TimedMessage, Timeline, WorkSpan
-from geojax.pipeline.validate import validate
 
 Sent = tuple[int, int, int, int, float, float, float]
 """A message: the hop that it takes (its index in the costs), the stage that sends it, the place of

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from geojax.pipeline.earlier_weights import within_bytes
 from geojax.pipeline.execution.tick_program import TickProgram
-from geojax.pipeline.registry import EventRequest, schedule_entry
+from geojax.pipeline.orders import ORDERS, EventRequest
+from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import LayerBytes, Placement, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
@@ -131,15 +132,15 @@ def _by_events(
     chosen_by: ChosenBy,
     late_receives: bool,
 ) -> float:
-    entry = schedule_entry(layout.schedule)
-    if entry.event_order is None:
+    by_events = ORDERS[layout.schedule].by_events
+    if by_events is None:
         schedule = _chosen_table(layout, placement, chosen_by.costs, microbatches).schedule
     else:
         limit = layout.memory_limit or microbatches
         request = EventRequest(
             layout.stages_per_site, microbatches, chosen_by.costs, limit, layout.virtual_stages
         )
-        schedule = entry.event_order(request)
+        schedule = by_events(request)
     return iteration_seconds(schedule, costs, late_receives=late_receives)
 
 

@@ -1,7 +1,7 @@
 """Times by which a run of a layout chooses its ticks and its order of work.
 
-A run knows FLOPs, peaks and links (`geojax.train.plan.pipeline_plan`), and no calibration: a plan
-asks the same of the same, so that it times the table that will run.
+A run knows FLOPs, peaks and links (`geojax.planner.resolve.pipeline_plan`), and no calibration: a
+plan asks the same of the same, so that it times the table that will run.
 """
 
 from geojax.errors import UserError

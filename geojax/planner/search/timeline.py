@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-from geojax.pipeline.registry import EventRequest, schedule_entry
+from geojax.pipeline.orders import ORDERS, EventRequest
 from geojax.pipeline.simulation.lock_step import lock_step
 from geojax.pipeline.simulation.simulator import simulate
 from geojax.pipeline.simulation.timeline import Timeline
@@ -48,7 +48,7 @@ def step_timeline(
         for name, count in zip(names, layout.stages_per_site, strict=True)
         for _ in range(count)
     )
-    by_events = schedule_entry(layout.schedule).event_order
+    by_events = ORDERS[layout.schedule].by_events
     few = table.schedule.microbatches
     if layout.join == "one_program" or by_events is None:
         timeline = lock_step(table, work.costs)

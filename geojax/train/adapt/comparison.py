@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from geojax.config.run_config import RunConfig
-from geojax.errors import UserError
 from geojax.islands.traffic import LinkTraffic
-from geojax.planner.adaptive import (
+from geojax.step.resolved import Step
+from geojax.topology import Topology
+from geojax.train.adapt.deviations import (
     WINDOWS,
     LinkFigures,
     StepFigures,
@@ -17,9 +17,6 @@ from geojax.planner.adaptive import (
     deviations,
     is_unexplained,
 )
-from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.predict import predict
-from geojax.train.plan.run_layout import layout_of_run
 from geojax.transport import MeasuredLink
 
 
@@ -32,18 +29,18 @@ class Plan:
     """Share by which the predicted time of a step may be wrong; None: it was never validated."""
 
 
-def plan_of_run(config: RunConfig, site: str) -> Plan | None:
-    """Predict the step of a run, and describe the links of a site.
+def plan_of_step(step: Step, topology: Topology | None, site: str) -> Plan | None:
+    """Return what is expected of a run's step, and of the links of a site.
 
     Args:
-        config: the run.
+        step: the run's.
+        topology: its sites and links.
         site: name of the site; one that the topology does not know has no links.
 
     Returns:
         The plan; None for one site, or without a topology.
     """
-    topology = config.load_topology()
-    if topology is None or config.mesh.dc == 1:
+    if topology is None or step.layout.mesh.dc == 1:
         return None
     towards = {
         other: link.towards(other)
@@ -56,18 +53,9 @@ def plan_of_run(config: RunConfig, site: str) -> Plan | None:
         other: LinkFigures(link.round_trip_seconds, link.bytes_per_second)
         for other, link in towards.items()
     }
-    try:
-        predicted = predict(
-            config.model,
-            layout_of_run(config),
-            topology,
-            sequence_length=config.batch.sequence_length,
-            calibration=Calibration(),
-            optimizer=config.optimizer,
-        )
-    except UserError:  # a peak or a link is not known
+    if step.seconds is None:
         return Plan(StepFigures(None, links))
-    return Plan(StepFigures(predicted.step_seconds, links), predicted.relative_error)
+    return Plan(StepFigures(step.seconds.value, links), step.seconds.relative_error)
 
 
 class LinkRequest(NamedTuple):

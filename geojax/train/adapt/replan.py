@@ -2,7 +2,7 @@
 
     comparison     three windows in a row are off                       (the process that logs)
     LinksOf...     all processes agree on what the links are now         (all of them, together)
-    Replanning     the config for those links; a trainer with its step   (each, the same)
+    Replanning     the step for those links; a trainer with its program    (each, the same)
 
 The layout stays: mesh, stages and chunks, the state of the optimizer and what a checkpoint holds.
 """
@@ -15,30 +15,21 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from jax.sharding import Mesh
 
-from geojax.collectives import WireName
-from geojax.config.run_config import RunConfig
-from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
-from geojax.planner.adaptive import RATE_TOLERANCE, LinkFigures, with_links
-from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.predict import predict
 from geojax.quantities import quantity
 from geojax.runtime import barrier
 from geojax.runtime.agreement import value_of_first
+from geojax.step.resolved import Step
 from geojax.topology import SiteLink, Topology
-from geojax.train.adapt.comparison import LinkRequest, PlanComparison, plan_of_run
+from geojax.train.adapt.comparison import LinkRequest, PlanComparison, plan_of_step
+from geojax.train.adapt.deviations import RATE_TOLERANCE, LinkFigures, with_links
 from geojax.train.adapt.link_meter import LinkMeter
-from geojax.train.plan.run_layout import layout_of_run
 from geojax.train.trainer import Trainer
 
 State = TypeVar("State")
 
 Links = Mapping[tuple[str, str], LinkFigures]
 """Figures of each direction of the links that changed, by sender and receiver."""
-
-_COMPRESSIONS: tuple[WireName, ...] = ("none", "bf16", "int8")
-_WORTH = 0.03
-"""Share of a step that more compression must save."""
 
 
 class LinkAgreement(Protocol):
@@ -136,25 +127,29 @@ class Replanning:
     """The new plans of a run.
 
     Args:
-        config: the run as it was started.
+        topology: the sites, and their links as they are taken to be at the start.
         site: name of this process's site.
         links: agrees on the links.
+        resolve: returns the step for other links, the same on every process; its second argument
+            is the number of steps done.
         comparison: of the run's steps, on the process that logs.
         log: shows a line to the user.
+        timeout_seconds: time that a process has to come.
     """
 
     def __init__(
         self,
-        config: RunConfig,
+        topology: Topology,
         site: str,
         links: LinkAgreement,
+        resolve: Callable[[Topology, int], Step],
         comparison: PlanComparison | None,
         log: Callable[[str], None],
+        timeout_seconds: float,
     ):
-        topology = config.load_topology()
-        assert topology is not None, "a run without a topology has no plan"
-        self._started, self._site, self._links = config, site, links
-        self._comparison, self._log, self._topology = comparison, log, topology
+        self._topology, self._site, self._links = topology, site, links
+        self._resolve, self._timeout = resolve, timeout_seconds
+        self._comparison, self._log = comparison, log
 
     def replanned(self, trainer: Trainer[State], step: int) -> Trainer[State] | None:
         """Return a trainer with a step for the links as they are; None: nothing changes.
@@ -164,7 +159,7 @@ class Replanning:
         Raises:
             MissingProcessesError: a process does not come.
         """
-        timeout = self._started.watchdog.first_step_seconds
+        timeout = self._timeout
         request = LinkRequest() if self._comparison is None else self._comparison.request()
         measured = self._links.changed(request, timeout)
         if measured is None:
@@ -179,68 +174,29 @@ class Replanning:
             self._compare_with(trainer)
             return None
         self._topology = topology
-        config = planned_for(self._started, topology)
         self._log(f"step {step}: planning anew: {'; '.join(changes)}")
         started = time.monotonic()
-        made = trainer.replanned(config)
+        resolved = self._resolve(topology, step)
+        made = trainer.replanned(resolved)
         if made is None:
             self._log(f"step {step}: the plan for this link is the same; nothing changes")
-            self._compare_with(trainer, config)
+            self._compare_with(trainer, resolved)
             return None
         self._links.meet(timeout)
-        compression = config.communication.gradient_compression
+        compression = resolved.layout.communication.gradient_compression
         self._log(
             f"step {step}: compiled anew in {time.monotonic() - started:.0f} s; "
-            f"gradient_compression {compression}; to start so: --adapt.links '{_as_json(config)}'"
+            f"gradient_compression {compression}; to start so: --adapt.links '{_as_json(topology)}'"
         )
         for line in made.link_lines():
             self._log(line)
-        self._compare_with(made, config)
+        self._compare_with(made, resolved)
         return made
 
-    def _compare_with(self, trainer: Trainer[Any], config: RunConfig | None = None) -> None:
+    def _compare_with(self, trainer: Trainer[Any], step: Step | None = None) -> None:
         if self._comparison is not None:
-            plan = plan_of_run(config, self._site) if config is not None else None
+            plan = plan_of_step(step, self._topology, self._site) if step is not None else None
             self._comparison.restart(plan, trainer.measured_links)
-
-
-def planned_for(config: RunConfig, topology: Topology) -> RunConfig:
-    """Return a run's config for the links of `topology`, with the compression that suits them."""
-    adapt = config.adapt.model_copy(update={"links": topology.links})
-    config = config.model_copy(update={"adapt": adapt})
-    if not adapt.compression or config.dc.role == "stage" or config.zero.across_sites:
-        return config
-    given = config.communication.gradient_compression
-    candidates = [
-        config.model_copy(
-            update={
-                "communication": config.communication.model_copy(
-                    update={"gradient_compression": name}
-                )
-            }
-        )
-        for name in _COMPRESSIONS[_COMPRESSIONS.index(given) :]
-        if name != "int8" or not config.model.use_router_bias  # RunConfig refuses the two together
-    ]
-    try:
-        seconds = [_step_seconds(candidate, topology) for candidate in candidates]
-    except UserError:  # a peak is not known
-        return config
-    most = (1 + _WORTH) * min(seconds)
-    return next(
-        candidate for candidate, each in zip(candidates, seconds, strict=True) if each <= most
-    )
-
-
-def _step_seconds(config: RunConfig, topology: Topology) -> float:
-    return predict(
-        config.model,
-        layout_of_run(config),
-        topology,
-        sequence_length=config.batch.sequence_length,
-        calibration=Calibration(),
-        optimizer=config.optimizer,
-    ).step_seconds
 
 
 def _changes(before: Topology, after: Topology) -> list[str]:
@@ -258,6 +214,6 @@ def _link(link: SiteLink) -> str:
     return f"{shown} at {link.round_trip_seconds * 1e3:.3g} ms"
 
 
-def _as_json(config: RunConfig) -> str:
-    links = [link.model_dump(mode="json", exclude_none=True) for link in config.adapt.links]
+def _as_json(topology: Topology) -> str:
+    links = [link.model_dump(mode="json", exclude_none=True) for link in topology.links]
     return json.dumps(links)

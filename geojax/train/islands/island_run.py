@@ -2,28 +2,27 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
 import numpy as np
 
-from geojax.accelerators import accelerator_of
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.reading.initial_weights import with_weights
 from geojax.config.run_config import RunConfig
-from geojax.errors import RunError, UserError
-from geojax.hlo import HloParseError
-from geojax.islands.actions import (
-    SiteAction,
-    breadth_first,
-    data_actions,
-    fetched_ahead,
-    forward_actions,
-)
+from geojax.errors import RunError
+from geojax.islands.actions import SiteAction, fetched_ahead, forward_actions
 from geojax.islands.agreement import Agreement
 from geojax.islands.exchange import Exchange
+from geojax.islands.island_plan import (
+    island_plan,
+    own_stages,
+    process_groups,
+    site_parts,
+    site_programs,
+    stage_meshes,
+)
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.programs.site_sums import SumsOfSites
 from geojax.islands.programs.values import StepInputs
@@ -37,6 +36,7 @@ from geojax.islands.site_state import (
     split_stages,
 )
 from geojax.islands.site_walks import SiteWalks
+from geojax.islands.stage_lists import action_lists, data_schedule, validation_lists
 from geojax.islands.stage_numbers import of_all_stages
 from geojax.islands.stage_transport import between_sites, stage_transports
 from geojax.islands.traffic import LinkTraffic
@@ -45,30 +45,14 @@ from geojax.models import parameter_count
 from geojax.models.huggingface import HuggingFaceWeights
 from geojax.optim import bytes_per_device, make_optimizer
 from geojax.pipeline.schedule import Placement
-from geojax.planner.cross_site import CrossSiteBytes
 from geojax.quantities import quantity
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.plan import StepPlan
-from geojax.step.program import require_fp8_products
+from geojax.step.resolved import Step
+from geojax.step.stage_layers import staged_layers
 from geojax.step.state import TrainState, with_own_sites, with_saved_sites
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
-from geojax.train.islands.island_plan import (
-    data_part,
-    held_at_once,
-    island_plan,
-    own_stages,
-    process_groups,
-    site_programs,
-    stage_meshes,
-)
-from geojax.train.islands.island_stages import (
-    Lists,
-    event_schedule,
-    stage_costs,
-    stage_lists,
-    stage_parts,
-    validation_lists,
-)
 from geojax.train.islands.site_rates import tell_rates, with_told_rates
+from geojax.train.planning import DrawTimeline
 from geojax.train.report import mesh_line
 from geojax.train.sample import gather_full_params, unsampled_reason
 from geojax.train.trainer import Batch, TrainerFacts
@@ -87,6 +71,8 @@ class IslandRun:
 
     config: RunConfig
     """The run of all sites."""
+    resolved: Step
+    """Its choices."""
     plan: StepPlan
     """The step of this one."""
     transport: Transport
@@ -98,6 +84,8 @@ class IslandRun:
     stage_bytes: np.ndarray
     """[stages, sites, 2]: bytes of a step from each stage of the site to other sites, and back."""
     optimizer: Any
+    draw_timeline: DrawTimeline
+    """Function that draws a recorded step beside the simulated one."""
     parts: Sequence[TrainState]
     """The `LeafLayout` of each leaf of each site's part, as checkpoints have it."""
     table_sites: Sequence[int] = ()
@@ -111,8 +99,10 @@ class IslandRun:
     def build(
         cls,
         config: RunConfig,
+        resolved: Step,
         plan: StepPlan,
         transport: Transport,
+        draw_timeline: DrawTimeline,
         log: Callable[[str], None] = print,
         put: Put = write_at_once,
         *,
@@ -122,8 +112,10 @@ class IslandRun:
 
         Args:
             config: the run of all sites.
+            resolved: its choices.
             plan: from `island_plan`.
             transport: joins this process to those that hold other stages, in all sites.
+            draw_timeline: draws a recorded step beside the simulated one.
             log: shows a line to the user.
             put: takes pictures to be drawn and written.
             before: run of the same processes that this one goes on from: its messages come after
@@ -131,9 +123,8 @@ class IslandRun:
         """
         model, is_stage = config.model, config.dc.role == "stage"
         sites, count, own_numbers = config.mesh.dc, config.mesh.stage, own_stages(plan.mesh)
-        parts = stage_parts(config) if is_stage else [data_part(config)] * sites
+        parts, lists = site_parts(config, resolved), action_lists(config, resolved)
         optimizer = make_optimizer(config.optimizer, config.steps)
-        lists: Lists = stage_lists(config) if is_stage else ()
         walks, meshes = [], stage_meshes(plan.mesh)
         walked: Sequence[Walk | None] = [None] * len(own_numbers)
         transports = stage_transports(transport, len(own_numbers))
@@ -143,7 +134,6 @@ class IslandRun:
         for number, stage, last in zip(own_numbers, transports, walked, strict=True):
             on_stage = dataclasses.replace(plan, mesh=meshes[number])
             programs = site_programs(config, parts[stage.site], on_stage)
-            lists = lists or _data_lists(config, programs)
             ahead = fetched_ahead(lists, stage.site)
             walks.append(Walk(lists[stage.site], ahead, programs, stage, last))
         table_sites = []
@@ -157,12 +147,14 @@ class IslandRun:
         stages, to_sites = SiteWalks(walks, count), between_sites(transport, sites)
         return cls(
             config,
+            resolved,
             plan,
             to_sites,
             Exchange(to_sites) if before is None else before.exchange,
             stages,
             of_all_stages(stages.link_bytes, plan.mesh),
             optimizer,
+            draw_timeline,
             saved,
             table_sites,
             log,
@@ -204,15 +196,14 @@ class IslandRun:
 
     def _draw(self, records: Sequence[Record]) -> None:
         """Draw a recorded step, in role stage with the records of all sites."""
-        from geojax.islands import step_timeline  # it imports matplotlib
-
         sites, own = self.transport.site_names, self.transport.site
         count = self.config.mesh.stage
         if self.config.dc.role == "data":
-            schedule = step_timeline.data_schedule(self.stages.walks[0].actions)
+            schedule = data_schedule(self.stages.walks[0].actions)
             names = [sites[own]]
         else:
-            schedule = event_schedule(self.config)
+            assert self.resolved.pipeline is not None, "sites in role stage are stages"
+            schedule = self.resolved.pipeline.as_schedule
             records = self._of_all_sites(records)
             names = [
                 f"{site}.{stage}" if count > 1 else site for site in sites for stage in range(count)
@@ -225,17 +216,17 @@ class IslandRun:
         step = self.stages.walks[0].steps
 
         def draw() -> None:
-            measured, simulated = step_timeline.draw(schedule, named, image, trace, count)
+            measured, simulated = self.draw_timeline(schedule, named, image, trace, count)
             self.log(
-                f"step {step} after the start, {quantity(measured.seconds, 's')} and simulated "
-                f"{quantity(simulated.seconds, 's')}, is drawn in {image} and {trace}"
+                f"step {step} after the start, {quantity(measured, 's')} and simulated "
+                f"{quantity(simulated, 's')}, is drawn in {image} and {trace}"
             )
 
         self.put(image.name, draw)
 
     def _of_all_sites(self, records: Sequence[Record]) -> list[Record]:
         """Exchange the records of a step: those of all stages, by the clock of the first one."""
-        lists, count = stage_lists(self.config), self.config.mesh.stage
+        lists, count = action_lists(self.config, self.resolved), self.config.mesh.stage
         words = dict(zip(self.stages.numbers, as_words(records, lists), strict=True))
         of_site = of_all_stages(words, self.plan.mesh)
         of_stages = [
@@ -304,20 +295,26 @@ class IslandRun:
         """Groups of the site's processes that hold the same stages."""
         return process_groups(self.plan.mesh)
 
-    def replanned(self, config: RunConfig) -> Self | None:
-        """Compile the step of `config`, of the same layout; None: it is the same step.
+    def replanned(self, step: Step) -> Self | None:
+        """Compile another step of the same run and mesh; None: its program is this one's.
 
         In role data buckets are chunks, so that only their compression can change; in role stage
         the order of the work can.
         """
-        plan = island_plan(config, self.plan.mesh)
-        is_stage = config.dc.role == "stage"
-        # Of all stages, so that every process finds the same.
-        if plan.makes_program_of(self.plan) and not (
-            is_stage and stage_lists(config) != stage_lists(self.config)
-        ):
+        plan = island_plan(self.config, step.layout, self.plan.mesh)
+        same_order = step.pipeline == self.resolved.pipeline and step.site == self.resolved.site
+        if plan.makes_program_of(self.plan) and same_order:
             return None
-        return self.build(config, plan, self.transport, self.log, self.put, before=self)
+        return self.build(
+            self.config,
+            step,
+            plan,
+            self.transport,
+            self.draw_timeline,
+            self.log,
+            self.put,
+            before=self,
+        )
 
     def adopt(self, state: SiteState) -> SiteState:
         """Return the state of a run that this one was planned anew from."""
@@ -328,7 +325,11 @@ class IslandRun:
 
     def link_lines(self) -> list[str]:
         """Return what the log says of the messages between sites."""
-        return [f"a step of a site: {self.facts.cross_site}"]
+        return [f"a step of a site: {self._sent}"]
+
+    @property
+    def _sent(self) -> str:
+        return f"predicted {quantity(float(self.link_bytes[:, 0].sum()), 'B')} over dc"
 
     def evaluate(self, state: SiteState, batch: Batch) -> Any:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
@@ -349,7 +350,9 @@ class IslandRun:
             alone = Placement(1, (0,) * len(self._programs[0].part.chunks))
             actions = forward_actions(alone, self.plan.layout.batch.microbatches, 0)
             return {self.transport.site: (actions, {})}
-        lists = validation_lists(self.config)
+        staged = staged_layers(self.resolved.layout)
+        assert staged is not None, "sites in role stage are stages of a pipeline"
+        lists = validation_lists(staged.placement, self.plan.layout.batch.microbatches)
         numbers = [walk.transport.site for walk in self.stages.walks]
         return {stage: (lists[stage], fetched_ahead(lists, stage)) for stage in numbers}
 
@@ -458,29 +461,23 @@ class IslandRun:
     @functools.cached_property
     def facts(self) -> TrainerFacts:
         """Facts for the log; a step's bytes are those of its messages."""
-        sent = CrossSiteBytes(float(self.link_bytes[:, 0].sum()))
-        return TrainerFacts.of(self.config, self.plan, sent)
+        return TrainerFacts.of(self.config, self.plan, float(self.link_bytes[:, 0].sum()))
 
-    def check_fp8_products(self) -> None:
-        """Check on the first process that XLA multiplies in FP8 what the recipe asks for.
-
-        Raises:
-            UserError: the compiler made fewer FP8 products than there should be.
-        """
-        if self.plan.fp8_backend != "xla" or jax.process_index() != 0:
-            return
-        model, matmul = self.config.model, self.plan.matmul
-        quantized = (
-            (programs, chunk)
-            for programs in self._programs
-            for chunk, own in programs.part.chunks.items()
-            if any(span.recipe for _, span in matmul.spans_within(own, model.num_stacked_layers))
+    @property
+    def fp8_programs(self) -> list[jax.stages.Compiled]:
+        """The programs of a layer whose products XLA is to make in FP8; none on another backend."""
+        if self.plan.fp8_backend != "xla":
+            return []
+        matmul, layers = self.plan.matmul, self.config.model.num_stacked_layers
+        return next(
+            (
+                programs.compiled_passes(chunk)
+                for programs in self._programs
+                for chunk, own in programs.part.chunks.items()
+                if any(span.recipe for _, span in matmul.spans_within(own, layers))
+            ),
+            [],
         )
-        for programs, chunk in itertools.islice(quantized, 1):
-            try:
-                require_fp8_products(programs.compiled_passes(chunk), model, self.plan)
-            except HloParseError as error:
-                self.log(f"note: the FP8 products were not checked: {error}")
 
     def describe(self) -> list[str]:
         """Return the lines that open a run: the layout of this site, and what it sends."""
@@ -490,7 +487,7 @@ class IslandRun:
         held = f"in {len(self._programs[0].part.chunks)} buckets"
         if not self.holds_all:
             first, count = transport.site * self.config.mesh.stage, self.config.mesh.stage
-            parts = stage_parts(self.config)[first : first + count]
+            parts = site_parts(self.config, self.resolved)[first : first + count]
             layouts = [site_layouts(part, self.optimizer, self.plan) for part in parts]
             layers, whole = sum(part.layers for part in parts), self.config.model.num_stacked_layers
             held = f"for {layers} of {whole} layers, schedule {self.config.pipeline.schedule}"
@@ -499,26 +496,9 @@ class IslandRun:
             f"site {transport.site} of {transport.sites}, a runtime of its own: "
             f"{mesh_line(self.plan.mesh)}; {parameters} parameters; {state_bytes} of state per "
             "device",
-            f"a step of a site: {self.facts.cross_site} {held}",
-            *self._unknown_times(),
+            f"a step of a site: {self._sent} {held}",
+            *self.resolved.notes,
         ]
-
-    def _unknown_times(self) -> list[str]:
-        """Return the line that says why the schedule is made without times; none if it is not."""
-        try:
-            if not self.holds_all:
-                stage_costs(self.config)
-        except UserError as unknown:
-            return [f"pipeline over dc: made without times: {unknown.problem}"]
-        return []
-
-
-def _data_lists(config: RunConfig, programs: SitePrograms) -> Lists:
-    """List the actions of each site in role data, with as many microbatches held as fit."""
-    plan, sites = programs.plan, config.mesh.dc
-    held = held_at_once(config, programs, accelerator_of(plan.mesh.devices.flat[0]))
-    order = breadth_first(len(programs.part.chunks), plan.layout.batch.microbatches, held)
-    return [data_actions(order, site, sites) for site in range(sites)]
 
 
 def _table(parameters: Any) -> Any:

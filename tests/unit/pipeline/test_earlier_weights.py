@@ -6,10 +6,10 @@ from geojax.errors import UserError
 from geojax.pipeline import SCHEDULES, Hop, Placement, tick_table, validate
 from geojax.pipeline.earlier_weights import order_within_bytes, within_bytes
 from geojax.pipeline.generators.warmup import one_forward_one_backward
+from geojax.pipeline.rules import validate_table
 from geojax.pipeline.schedule import LayerBytes
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
-from geojax.pipeline.validate import validate_table
 
 STAGES, MICROBATCHES = 6, 24
 SPLIT = [name for name, entry in SCHEDULES.items() if entry.split_backward]

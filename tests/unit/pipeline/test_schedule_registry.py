@@ -12,7 +12,7 @@ from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.pipeline import SCHEDULES, Costs, ScheduleEntry, schedule_entry
 from geojax.pipeline.generators.warmup import with_warmups
-from geojax.pipeline.registry import EventRequest
+from geojax.pipeline.orders import ORDERS, EventRequest, OrderMakers
 from geojax.pipeline.simulation.compare import compare
 from geojax.pipeline.simulation.staged_model import StagedModel
 from geojax.topology import Topology
@@ -26,9 +26,15 @@ def serial(stages, microbatches):
 SERIAL = ScheduleEntry(
     "serial",
     "One microbatch at a time.",
-    tick_orders=lambda request: [serial(request.placement.stages, request.microbatches)],
-    event_order=lambda request: serial(request.stages, request.microbatches),
 )
+SERIAL_ORDERS = OrderMakers(
+    lambda request: [serial(request.placement.stages, request.microbatches)],
+    lambda request: serial(request.stages, request.microbatches),
+)
+
+
+def test_every_entry_has_makers_of_its_order():
+    assert list(ORDERS) == list(SCHEDULES)
 
 
 @pytest.mark.parametrize("entry", SCHEDULES.values(), ids=lambda entry: entry.name)
@@ -37,9 +43,10 @@ def test_an_entry_says_what_its_orders_are(entry):
     assert schedule_entry(entry.name) is entry
     virtual_stages = entry.virtual_stages or 2
     PipelineSettings(schedule=entry.name, virtual_stages=virtual_stages)
-    if entry.event_order is None:
+    by_events = ORDERS[entry.name].by_events
+    if by_events is None:
         return
-    made = entry.event_order(EventRequest((2, 2), 8, Costs.uniform(4, 1.0, 2.0), 4, virtual_stages))
+    made = by_events(EventRequest((2, 2), 8, Costs.uniform(4, 1.0, 2.0), 4, virtual_stages))
     assert made.placement == entry.placement((2, 2), virtual_stages)
     assert made.split_backward == entry.split_backward
 
@@ -48,6 +55,7 @@ def test_a_new_entry_is_in_the_config_and_the_comparison(monkeypatch):
     with pytest.raises(ValueError, match="no schedule is called 'serial'; choose one of branch"):
         PipelineSettings(schedule="serial")
     monkeypatch.setitem(SCHEDULES, "serial", SERIAL)
+    monkeypatch.setitem(ORDERS, "serial", SERIAL_ORDERS)
     PipelineSettings(schedule="serial")
     with pytest.raises(ValueError, match="serial requires virtual_stages=1; got 2, which inter"):
         PipelineSettings(schedule="serial", virtual_stages=2)

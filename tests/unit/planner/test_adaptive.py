@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from geojax.planner.adaptive import (
+from geojax.topology import Topology
+from geojax.train.adapt.deviations import (
     WINDOWS,
     LinkFigures,
     StepFigures,
@@ -13,7 +14,6 @@ from geojax.planner.adaptive import (
     is_unexplained,
     with_links,
 )
-from geojax.topology import Topology
 
 LINK = LinkFigures(0.021, 1.25e8, {"bucket": 0.1, "scalars": 0.02})
 ISLAND = StepFigures(1.0, {"west": LINK})

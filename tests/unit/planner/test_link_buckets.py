@@ -18,7 +18,6 @@ from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.tick_tables import tick_table
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.buckets import (
-    DEFAULT_BUCKET_BYTES,
     MEMORY_SHARE,
     LinkShare,
     StepTimes,
@@ -30,6 +29,7 @@ from geojax.planner.buckets import (
 )
 from geojax.planner.traffic.gradients import gradient_messages
 from geojax.precision import policy
+from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 from geojax.step.program import batch_shape, trace_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import parameter_layouts, state_layouts

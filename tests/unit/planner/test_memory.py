@@ -15,9 +15,9 @@ from geojax.mesh import make_mesh
 from geojax.models import parameter_count, parameter_shapes
 from geojax.optim import LeafLayout, bytes_per_device
 from geojax.planner.memory import KINDS, PHASES, PIPELINE, STATE_KINDS, CompiledMemory
+from geojax.planner.resolve.traced_run import trace_on, trace_run
 from geojax.runtime.platform import GPU
 from geojax.step.state import TrainState
-from geojax.train.traced_run import trace_on, trace_run
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 TINY = ("--model", "tiny", "--batch.sequence_length", "256")
@@ -228,7 +228,7 @@ def test_the_table_touches_no_device():
         "from pathlib import Path\n"
         "from geojax.runtime.jax_private import backend_runs\n"
         "from geojax.config.run_config import RunConfig\n"
-        "from geojax.train.traced_run import trace_run\n"
+        "from geojax.planner.resolve.traced_run import trace_run\n"
         f"config = RunConfig.load(Path({str(QUICKSTART)!r}))\n"
         "step = trace_run(config)\n"
         "assert step.memory().bytes > 0\n"

@@ -11,8 +11,8 @@ from geojax.config.run_config import RunConfig
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
 from geojax.planner.cost.layout import LayoutCandidate
+from geojax.planner.resolve.run_layout import layout_of_run, run_settings
 from geojax.topology import Topology
-from geojax.train.plan.run_layout import layout_of_run, run_settings
 
 CONFIG = Path(__file__).parents[3] / "configs" / "llama3-8b-2x8.yaml"
 SMALL = (

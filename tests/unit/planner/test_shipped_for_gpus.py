@@ -8,9 +8,9 @@ from support.h100 import needs_cuda
 
 from geojax.config.run_config import RunConfig
 from geojax.planner.compile_target import CompileTarget
+from geojax.planner.resolve.planned_step import PlannedStep
+from geojax.planner.resolve.traced_run import compile_run
 from geojax.runtime.device_memory import usable_memory
-from geojax.train.plan.planned_step import PlannedStep
-from geojax.train.traced_run import compile_run
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

@@ -28,12 +28,13 @@ from geojax.config.run_config import RunConfig
 from geojax.hlo import Traffic, collective_traffic
 from geojax.hlo.conventions import all_reduce_bytes
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.planner.resolve.choices import resolved_plan
 from geojax.planner.step_traffic import step_traffic
 from geojax.precision import policy
+from geojax.step.config_plan import make_run_mesh
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.program import batch_shape, trace_step
 from geojax.step.state import state_layouts
-from geojax.train.compiled_run import make_run_mesh, step_plan
 
 REPOSITORY = Path(__file__).parents[3]
 GOLDEN = REPOSITORY / "tests" / "golden" / "collectives.json"
@@ -92,7 +93,7 @@ def step_of_quickstart():
         REPOSITORY / "configs" / "quickstart.yaml",
         ("--model", "tiny", "--batch.sequence_length", "256"),
     )
-    plan = step_plan(config, make_run_mesh(config))
+    plan = resolved_plan(config, make_run_mesh(config))
     return traced_step(
         plan, config.model, config.batch.global_batch_size, config.batch.sequence_length
     )

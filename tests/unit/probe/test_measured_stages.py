@@ -19,8 +19,8 @@ from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.probe import stages
 from geojax.probe.context import ProbeContext
 from geojax.probe.stages import measured_stages, stage_mesh
+from geojax.step.config_plan import plan_without_pipeline
 from geojax.topology import Process, Topology
-from geojax.train.compiled_run import plan_without_pipeline
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SMALL = (

@@ -19,6 +19,7 @@ from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimiz
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import RECIPES, policy
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import (
@@ -27,7 +28,6 @@ from geojax.step.state import (
     with_own_sites,
     with_saved_sites,
 )
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 ROWS, STEPS, HISTORY = 8, 3, 4
 OUTLIER_ROW = 5

@@ -21,9 +21,9 @@ from geojax import make_mesh
 from geojax.collectives import BFLOAT16
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 STEPS = 20
 

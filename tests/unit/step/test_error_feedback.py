@@ -17,6 +17,7 @@ from geojax.checkpoint import Checkpointer
 from geojax.collectives import wire_format
 from geojax.optim import OptimizerSettings, layout, learning_rate_schedule, make_optimizer
 from geojax.precision import LossScale, LossScaleSettings, policy
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import (
     initial_state,
@@ -24,7 +25,6 @@ from geojax.step.state import (
     with_own_sites,
     with_saved_sites,
 )
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 
 def mesh_of(axes):

@@ -12,9 +12,10 @@ from geojax.hlo.trip_count import trip_count
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.planner.fp8_products import require_fp8_products
 from geojax.precision import policy
 from geojax.runtime.xla_flags import gpu_compiler_options
-from geojax.step.program import batch_shape, lower_step, require_fp8_products
+from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
 from geojax.topology import Topology
 

@@ -17,10 +17,10 @@ from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimiz
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import initial_state, state_layouts
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 ROWS, SEQUENCE, HISTORY = 8, 32, 4
 RECIPE_ERROR = 0.059

@@ -11,10 +11,10 @@ from support.small_models import ROWS, SEQUENCE, make_batch, model_of
 from geojax import make_mesh
 from geojax.config.run_config import RunConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.planner.resolve.choices import resolved_plan
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
-from geojax.train.compiled_run import step_plan
 
 STEPS, WRECKED, GROW_AFTER = 8, 2, 3
 INITIAL = 2.0**10
@@ -59,7 +59,7 @@ def train(layout, precision="fp16"):
         **changes,
     )
     sizes = config.mesh.model_dump()
-    plan = step_plan(config, make_mesh(devices=jax.devices()[: config.mesh.devices], **sizes))
+    plan = resolved_plan(config, make_mesh(devices=jax.devices()[: config.mesh.devices], **sizes))
     optimizer = make_optimizer(config.optimizer, STEPS)
     schedule = learning_rate_schedule(config.optimizer, STEPS)
     layouts = state_layouts(model, optimizer, plan)

@@ -33,10 +33,10 @@ from geojax.optim.parameter_groups import ParameterGroup
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import initial_state, state_layouts
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 STEPS, BAD_STEP, SEED, ROWS = 11, 4, 3, 8
 MODEL = Draw("llama", "dropless", 2, 0.0, (), 1, ()).model()

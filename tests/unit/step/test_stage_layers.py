@@ -30,6 +30,7 @@ from geojax.planner.traffic.by_axes import add, no_bytes
 from geojax.planner.traffic.gradients import predicted_gradient_bytes
 from geojax.planner.traffic.weights import predicted_weight_bytes
 from geojax.precision import policy
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.error_feedback import error_layouts
 from geojax.step.gather import gather_weights
 from geojax.step.grad_reduce import reduce_gradients
@@ -37,7 +38,6 @@ from geojax.step.plan import SIGNALS
 from geojax.step.stage_layers import StagedLayers, stage_assignments
 from geojax.step.state import parameter_layouts
 from geojax.step.update import sum_in_site, sum_scalars_over_sites, sum_signals
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 V_SHAPED = StagedLayers(Placement(2, (0, 1, 1, 0)), (1, 2, 1, 1))
 INTERLEAVED = StagedLayers(Placement(4, (0, 1, 0, 1, 2, 3)), (1, 1, 1, 1, 2, 1))

@@ -6,9 +6,9 @@ import pytest
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16, FLOAT32
 from geojax.config.run_config import RunConfig
+from geojax.planner.resolve.choices import resolved_plan
 from geojax.runtime import platform
 from geojax.settings import validate
-from geojax.train import compiled_run as program
 
 
 def wire_of(**settings):
@@ -22,7 +22,8 @@ def wire_of(**settings):
         "precision": "fp32",
     }
     config = validate(RunConfig, content | settings, "test")
-    return program.step_plan(config, make_mesh(devices=jax.devices()[:2], dc=2)).wire_format
+    mesh = make_mesh(devices=jax.devices()[:2], dc=2)
+    return resolved_plan(config, mesh).wire_format
 
 
 def test_simulated_sites_sum_float32_as_it_is():

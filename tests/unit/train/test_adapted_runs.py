@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+from support.resolving import compiled_run
 from support.small_models import make_batch, model_of
 
 from geojax import make_mesh
@@ -17,7 +18,6 @@ from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights
 from geojax.named_arrays import leaves_by_name
 from geojax.pipeline.simulation.model_costs import head_operations, layer_operations
 from geojax.planner.cost.adapters import refuse_adapters
-from geojax.train.compiled_run import CompiledRun, step_plan
 
 ROWS, REQUESTS = 8, {"stop": False, "save": False}
 LORA = {"rank": 4, "alpha": 8.0}
@@ -53,7 +53,7 @@ def base(tmp_path_factory):
 def test_a_resumed_run_goes_on_bit_by_bit_and_its_checkpoint_holds_adapters_alone(base, tmp_path):
     config = config_of()
     mesh = make_mesh(devices=jax.devices()[:4], **config.mesh.model_dump())
-    run = CompiledRun.build(config, step_plan(config, mesh))
+    run = compiled_run(config, mesh)
     batches = [make_batch(config.model, seed, ROWS) for seed in range(4)]
     model = config.model.model_dump(mode="json")
     state = run.initial_state(base)

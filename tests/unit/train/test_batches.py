@@ -6,8 +6,8 @@ from support.plans import step_plan_on
 from geojax import make_mesh
 from geojax.models.parallel.sequence_order import position_order
 from geojax.precision import policy
+from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.plan import SIGNALS
-from geojax.train.batches import global_batch, global_signals, sequences_of_process
 
 
 @pytest.mark.parametrize("axes", [{"data": 8}, {"dc": 2, "data": 4}, {"dc": 4, "expert": 2}])

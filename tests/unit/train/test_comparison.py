@@ -1,11 +1,13 @@
 """The log and the metrics of windows of steps beside a plan."""
 
 import pytest
+from support.resolving import step_of
 
 from geojax.config.run_config import RunConfig
 from geojax.islands.traffic import LinkTraffic
-from geojax.planner.adaptive import LinkFigures, StepFigures
-from geojax.train.adapt.comparison import Plan, PlanComparison, plan_of_run
+from geojax.topology import Topology
+from geojax.train.adapt.comparison import Plan, PlanComparison, plan_of_step
+from geojax.train.adapt.deviations import LinkFigures, StepFigures
 from geojax.transport import MeasuredLink
 
 PLAN = Plan(StepFigures(0.8, {"west": LinkFigures(0.021, 1.25e8)}), 0.1)
@@ -80,9 +82,11 @@ def test_links_of_a_plan_are_those_of_the_own_site():
         "batch": {"global_batch_size": 1536, "sequence_length": 8192, "microbatches": 4},
         "mesh": {"dc": 2, "data": 192, "tensor": 8},
     }
-    plan = plan_of_run(RunConfig.model_validate(config), "west")
+    own = RunConfig.model_validate(config)
+    plan = plan_of_step(step_of(own), own.load_topology(), "west")
     assert list(plan.figures.links) == ["east"]
     assert plan.figures.links["east"].round_trip_seconds == 0.021
     assert plan.figures.step_seconds > 1
     one_site = config | {"mesh": {"data": 384, "tensor": 8}}
-    assert plan_of_run(RunConfig.model_validate(one_site), "west") is None
+    alone = RunConfig.model_validate(one_site | {"topology": None})
+    assert plan_of_step(step_of(alone), Topology.load("two-h100-sites"), "west") is None

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.distances import assert_no_further_than, distances
 from support.plans import step_plan_on
+from support.resolving import compiled_run
 from support.small_models import model_of
 
 from geojax import make_mesh
@@ -15,11 +16,12 @@ from geojax.config.run_config import RunConfig
 from geojax.models import loss_sum, parameter_count
 from geojax.optim import OptimizerSettings, bytes_per_device, make_optimizer
 from geojax.planner.memory import CompiledMemory
+from geojax.planner.resolve.traced_run import trace_run
 from geojax.precision import policy
+from geojax.step.config_plan import make_run_mesh
 from geojax.step.program import batch_shape, trace_evaluation
 from geojax.step.state import state_layouts
-from geojax.train.compiled_run import CompiledRun, make_run_mesh, step_plan
-from geojax.train.traced_run import trace_run
+from geojax.train.compiled_run import CompiledRun
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 SHAPE = ("--model", "tiny", "--batch.sequence_length", "128", "--batch.global_batch_size", "64")
@@ -28,8 +30,7 @@ SHAPE = ("--model", "tiny", "--batch.sequence_length", "128", "--batch.global_ba
 @functools.cache
 def run_of(microbatches):
     config = RunConfig.load(QUICKSTART, (*SHAPE, "--batch.microbatches", str(microbatches)))
-    plan = step_plan(config, make_run_mesh(config))
-    return CompiledRun.build(config, plan, validate=True)
+    return compiled_run(config, make_run_mesh(config), validate=True)
 
 
 def random_batch(config):
@@ -97,4 +98,4 @@ def test_a_run_without_validation_sets_compiles_no_pass(monkeypatch):
 
     monkeypatch.setattr("geojax.train.compiled_run.trace_evaluation", refuse)
     run = run_of(1)
-    assert CompiledRun.build(run.config, run.plan).evaluation_program is None
+    assert CompiledRun.build(run.config, run.resolved, run.plan).evaluation_program is None

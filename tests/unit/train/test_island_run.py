@@ -14,24 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import whole_state
+from support.resolving import compiled_run, island_run
 from support.small_models import make_batch
 
 from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
 from geojax.config.run_config import RunConfig
 from geojax.errors import RunError, UserError
-from geojax.islands.site_state import SiteState
-from geojax.train.compiled_run import CompiledRun, step_plan
-from geojax.train.islands.island_plan import (
-    held_at_once,
-    held_microbatches,
-    island_plan,
+from geojax.islands.island_plan import (
     make_site_mesh,
     own_stages,
     process_groups,
     sequences_of_site,
 )
-from geojax.train.islands.island_run import IslandRun
+from geojax.islands.site_state import SiteState
+from geojax.planner.fp8_products import check_fp8_products
+from geojax.planner.resolve.site_schedule import held_at_once, held_microbatches
 from geojax.train.joined_sites import saves_of_sites
 from geojax.transport import loopback
 
@@ -87,7 +85,7 @@ def config(join, role="data"):
 def one_program(role="data"):
     own = config("one_program", role)
     mesh = make_mesh(devices=jax.devices()[: own.mesh.devices], **own.mesh.model_dump())
-    return CompiledRun.build(own, step_plan(own, mesh), validate=True)
+    return compiled_run(own, mesh, validate=True)
 
 
 class Islands:
@@ -100,8 +98,7 @@ class Islands:
             transport.site_names = NAMES
             count = own.mesh.devices // SITES
             devices = jax.devices()[count * transport.site :][:count]
-            plan = island_plan(own, make_site_mesh(own, devices))
-            self.runs.append(IslandRun.build(own, plan, transport))
+            self.runs.append(island_run(own, make_site_mesh(own, devices), transport))
         self.states = [run.initial_state() for run in self.runs]
         self.held = [saves_of_sites(run.transport, run.plan.mesh) for run in self.runs]
 
@@ -204,14 +201,14 @@ def test_facts_count_the_messages_of_a_step(trained):
     parameters = sum(
         leaf.size for leaf in jax.tree.leaves(whole(one_program(), trained[0]).parameters)
     )
-    assert facts.cross_site.bytes == pytest.approx(8 * parameters, rel=0.05)
+    assert facts.cross_site_bytes == pytest.approx(8 * parameters, rel=0.05)
 
 
 def test_traffic_of_a_step_names_sites_bytes_and_the_causes_of_waits(trained):
     for run, peer in zip(trained[2].runs, NAMES[::-1], strict=True):
         (site, traffic), *others = run.link_traffic().items()
         assert (site, others) == (peer, [])
-        assert traffic.sent_bytes == traffic.received_bytes == run.facts.cross_site.bytes
+        assert traffic.sent_bytes == traffic.received_bytes == run.facts.cross_site_bytes
         # Two buckets and the scalars.
         assert 1 <= traffic.messages_in_flight <= 3
         assert set(traffic.wait_seconds) == {"bucket", "scalars", "offer"}
@@ -448,7 +445,7 @@ def test_islands_planned_anew_compress_their_gradients(trained, batches):
     communication = own.communication.model_copy(update={"gradient_compression": "int8"})
     anew = changed(islands, communication=communication)
     for run, own in zip(anew.runs, anew.states, strict=True):
-        assert run.facts.cross_site.bytes < 0.2 * islands.runs[0].facts.cross_site.bytes
+        assert run.facts.cross_site_bytes < 0.2 * islands.runs[0].facts.cross_site_bytes
         assert not any(leaf.any() for leaf in jax.tree.leaves(own.stages[0].error_feedback))
     for batch in batches[2:]:
         first, second = anew.step(batch)
@@ -500,7 +497,7 @@ def test_three_sites_of_virtual_stages_in_fp8_agree_on_their_messages():
     runs = []
     for transport in loopback(3):
         mesh = make_site_mesh(own, jax.devices()[2 * transport.site :][:2])
-        runs.append(IslandRun.build(own, island_plan(own, mesh), transport))
+        runs.append(island_run(own, mesh, transport))
     for site, run in enumerate(runs):
         assert run.table_sites == [0, 2]
         for other, peer in enumerate(runs):
@@ -513,11 +510,12 @@ def test_three_sites_of_virtual_stages_in_fp8_agree_on_their_messages():
 def test_products_that_xla_does_not_make_in_fp8_end_the_run():
     own = config("islands").model_copy(update={"precision": "fp8-delayed"})
     mesh = make_site_mesh(own, jax.devices()[:2])
-    run = IslandRun.build(own, island_plan(own, mesh), loopback(SITES)[0])
-    run.check_fp8_products()  # the reference multiplies in the compute dtype
+    run = island_run(own, mesh, loopback(SITES)[0])
+    assert run.fp8_programs == []  # the reference multiplies in the compute dtype
     on_gpus = dataclasses.replace(run.plan, fp8_backend="xla")
+    programs = dataclasses.replace(run, plan=on_gpus).fp8_programs
     with pytest.raises(UserError, match=r"of the 21 matrix products of a layer XLA made only 0"):
-        dataclasses.replace(run, plan=on_gpus).check_fp8_products()
+        check_fp8_products(programs, own.model, on_gpus)
 
 
 def site_of(*processes):

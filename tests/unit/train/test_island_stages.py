@@ -5,17 +5,14 @@ import pytest
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.actions import fetched_ahead, received
+from geojax.islands.island_plan import stage_parts
+from geojax.islands.stage_lists import stage_lists
 from geojax.pipeline import Placement, geopipe, simulate, validate
-from geojax.train.islands import island_stages
-from geojax.train.islands.abstract_site import abstract_programs, most_layer_bytes
-from geojax.train.islands.island_stages import (
-    event_schedule,
-    stage_costs,
-    stage_lists,
-    stage_parts,
-)
-from geojax.train.memory.run_memory import island_memory, offer_limit_bytes
-from geojax.train.plan.pipeline_plan import choose_hop_ticks, staged_layers
+from geojax.planner.resolve import site_schedule
+from geojax.planner.resolve.abstract_site import abstract_programs, most_layer_bytes
+from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, chosen_layers
+from geojax.planner.resolve.run_memory import island_memory, offered_bytes
+from geojax.planner.resolve.site_schedule import event_schedule, stage_costs
 
 CONFIG = {
     "run_directory": "unused",
@@ -45,19 +42,19 @@ def test_geopipe_runs_ahead_by_the_round_trip_of_the_topology():
     schedule = event_schedule(own)
     assert schedule.orders == geopipe(24, costs).orders
     assert warmup(schedule) > warmup(event_schedule(config(schedule="1f1b"))) == 2
-    assert fetched_ahead(stage_lists(own), 1)[0] >= warmup(schedule)
+    assert fetched_ahead(stage_lists(own, event_schedule(own)), 1)[0] >= warmup(schedule)
 
 
 def test_the_order_is_found_once_for_memory_messages_and_programs(monkeypatch):
     found = []
-    make = island_stages._event_schedule
+    make = site_schedule._event_schedule
     monkeypatch.setattr(
-        island_stages, "_event_schedule", lambda *given: found.append(given) or make(*given)
+        site_schedule, "_event_schedule", lambda *given: found.append(given) or make(*given)
     )
     own = config(schedule="gpipe").model_copy(update={"seed": 12})
     island_memory(own, None)
-    offer_limit_bytes(own)
-    stage_lists(own)
+    offered_bytes(own)
+    stage_lists(own, event_schedule(own))
     assert len(found) == 1
     event_schedule(own.model_copy(update={"seed": 13}))
     assert len(found) == 2, "another run has an order of its own"
@@ -67,7 +64,7 @@ def test_an_order_by_events_beats_the_order_of_the_tick_table_in_the_same_memory
     own = config(schedule="latency_hiding", memory_limit=4)
     schedule = event_schedule(own)
     validate(schedule, limit=4)
-    in_ticks = choose_hop_ticks(own, staged_layers(own)).table.schedule
+    in_ticks = choose_hop_ticks(own, chosen_layers(own)).table.schedule
     by_events, by_ticks = (
         simulate(each, stage_costs(own)).seconds for each in (schedule, in_ticks)
     )
@@ -88,7 +85,7 @@ def test_a_stage_holds_the_activations_of_its_schedule_and_messages_ahead():
 def test_offers_are_limited_to_the_hops_in_flight():
     hop = 1024 * 4096 * 2  # a sequence of a microbatch on each device, in bf16
     for schedule, in_flight in (("1f1b", 2), ("gpipe", 24)):
-        for_scalars = offer_limit_bytes(config(schedule=schedule)) - in_flight * hop
+        for_scalars = offered_bytes(config(schedule=schedule)) - in_flight * hop
         assert 0 < for_scalars <= 1 << 20
 
 
@@ -97,7 +94,7 @@ def test_virtual_stages_stay_inside_their_site():
     schedule = event_schedule(own)
     assert schedule.placement == Placement.interleaved([1, 1], 2)
     validate(schedule)
-    crossing = [each for each in stage_lists(own)[1] for _ in received(each)]
+    crossing = [each for each in stage_lists(own, event_schedule(own))[1] for _ in received(each)]
     # Activations into chunk 2 alone, and the scalars.
     assert len(crossing) == 24 + 1
 
@@ -117,16 +114,16 @@ def test_too_much_memory_is_refused_in_one_line():
 
 def test_a_limit_in_bytes_is_one_in_microbatches_that_hold_them(monkeypatch):
     own = config(schedule="latency_hiding")
-    parts = stage_parts(own)
+    parts = stage_parts(own.model, chosen_layers(own))
     layer = most_layer_bytes(own, parts)
     # The last stage has fewest layers, and also keeps the stream for the head.
     assert layer == abstract_programs(own, parts[-1]).layer_bytes
-    monkeypatch.setattr("geojax.train.islands.island_stages.most_layer_bytes", lambda *_: layer)
-    each = max(staged_layers(own).layers_per_chunk) * layer.before_backward
+    monkeypatch.setattr("geojax.planner.resolve.site_schedule.most_layer_bytes", lambda *_: layer)
+    each = max(chosen_layers(own).layers_per_chunk) * layer.before_backward
     limit = 4 * each + each // 2
     within = event_schedule(config(schedule="latency_hiding", memory_limit_bytes=limit))
     in_microbatches = event_schedule(config(schedule="latency_hiding", memory_limit=4))
-    assert max(within.most_held(staged_layers(own).layers_per_chunk, layer.without_split)) <= limit
+    assert max(within.most_held(chosen_layers(own).layers_per_chunk, layer.without_split)) <= limit
     assert within.orders[0] == in_microbatches.orders[0]
     both = config(schedule="latency_hiding", memory_limit=3, memory_limit_bytes=limit)
     validate(event_schedule(both), limit=3)

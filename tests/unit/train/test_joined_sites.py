@@ -33,15 +33,20 @@ OF_A_SITE = {
 HELD = {"sums": 8 * "0123abcd"}
 
 
-def compare(changes, held=HELD):
+def compare(changes, held=HELD, step="a digest"):
     own, other = (RunConfig.model_validate(each) for each in (CONTENT, CONTENT | changes))
-    there = digests(shared_settings(other, held))
-    require_same(shared_settings(own, HELD), "site east", there, "site west")
+    there = digests(shared_settings(other, step, held))
+    require_same(shared_settings(own, "a digest", HELD), "site east", there, "site west")
 
 
 def test_paths_may_differ_and_a_digest_fits_beside_an_address():
     compare(OF_A_SITE)
-    assert len(digests(shared_settings(RunConfig.model_validate(CONTENT), HELD))) < 600
+    assert len(digests(shared_settings(RunConfig.model_validate(CONTENT), "a digest", HELD))) < 600
+
+
+def test_sites_whose_steps_were_resolved_otherwise_are_refused():
+    with pytest.raises(UserError, match=r"step\.yaml"):
+        compare({}, step="another")
 
 
 @pytest.mark.parametrize(

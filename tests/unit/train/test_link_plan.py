@@ -6,11 +6,11 @@ import yaml
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.planner.abstract_mesh import abstract_mesh
-from geojax.planner.buckets import DEFAULT_BUCKET_BYTES
-from geojax.train.compiled_run import step_plan
-from geojax.train.plan.link_plan import link_lines
-from geojax.train.plan.pipeline_plan import choose_hop_ticks, staged_layers
-from geojax.train.traced_run import accelerator_of_run
+from geojax.planner.resolve.choices import resolved_plan
+from geojax.planner.resolve.link_plan import link_lines
+from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, chosen_layers
+from geojax.planner.resolve.traced_run import accelerator_of_run
+from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 
 CONFIG = {
     "run_directory": "run",
@@ -39,7 +39,7 @@ def load(tmp_path):
 
 def planned(config):
     mesh = abstract_mesh(config.mesh.model_dump(), accelerator=accelerator_of_run(config))
-    return step_plan(config, mesh)
+    return resolved_plan(config, mesh)
 
 
 def test_buckets_follow_from_the_link(load):
@@ -98,7 +98,7 @@ def test_given_settings_are_kept_and_the_warning_names_them(load):
 
 def test_hops_take_two_ticks_where_that_is_faster(load):
     config = load(**STAGES, batch=LONG)
-    choice = choose_hop_ticks(config, staged_layers(config))
+    choice = choose_hop_ticks(config, chosen_layers(config))
     assert choice.ticks == 2
     assert choice.costs is not None
     (line,) = link_lines(config, planned(config))
@@ -109,7 +109,7 @@ def test_hops_take_two_ticks_where_that_is_faster(load):
     assert "pipeline.hop_ticks auto" in warning
 
     unknown = load(**STAGES, batch=LONG, topology=None)
-    assert choose_hop_ticks(unknown, staged_layers(unknown)).ticks == 1
+    assert choose_hop_ticks(unknown, chosen_layers(unknown)).ticks == 1
     (line,) = link_lines(unknown, planned(unknown))
     assert line.endswith("there is no topology")
 

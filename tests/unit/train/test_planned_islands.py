@@ -6,12 +6,12 @@ import jax
 import numpy as np
 import pytest
 import yaml
+from support.resolving import island_run
 from support.small_models import make_batch
 
 from geojax.cli.main import run
 from geojax.config.run_config import RunConfig
-from geojax.train.islands.island_plan import island_plan, make_site_mesh
-from geojax.train.islands.island_run import IslandRun
+from geojax.islands.island_plan import make_site_mesh
 from geojax.transport import loopback
 
 NAMES = ("fast", "slow")
@@ -71,8 +71,8 @@ def test_stages_of_unlike_speeds_train_with_layers_in_proportion(planned):
     runs = []
     for transport in loopback(2):
         transport.site_names = NAMES
-        plan = island_plan(planned, make_site_mesh(planned, [jax.devices()[transport.site]]))
-        runs.append(IslandRun.build(planned, plan, transport))
+        mesh = make_site_mesh(planned, [jax.devices()[transport.site]])
+        runs.append(island_run(planned, mesh, transport))
     batch = make_batch(planned.model, rows=4)
 
     def step(site):

@@ -13,9 +13,15 @@ import pytest
 from geojax.accelerators import accelerator_named
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
-from geojax.train.memory import preflight as module
-from geojax.train.memory.preflight import MemoryVerdict, judge, preflight, require_memory, ways_out
-from geojax.train.traced_run import trace_run
+from geojax.planner.resolve import preflight as module
+from geojax.planner.resolve.preflight import (
+    judge,
+    preflight,
+    ways_out,
+)
+from geojax.planner.resolve.traced_run import trace_run
+from geojax.step.resolved import MemoryVerdict
+from geojax.train.run import show_memory
 
 REPOSITORY = Path(__file__).parents[3]
 TOO_LARGE = REPOSITORY / "tests" / "data" / "nemotron4-340b-zbv.yaml"
@@ -97,16 +103,18 @@ def test_changes_are_put_together_where_none_is_enough(monkeypatch):
 
 def test_simulated_devices_and_layouts_that_cannot_be_are_left_alone():
     topology = ("--topology", "two-h100-sites")
-    assert preflight(config_of(*topology), jax.devices()).kind == "unknown"
-    assert preflight(config_of(*topology, "--mesh.data", "2"), jax.devices()).kind == "unknown"
+    for settings in ((), ("--mesh.data", "2")):
+        verdict, _ = preflight(config_of(*topology, *settings), jax.devices())
+        assert verdict.kind == "unknown"
     mistaken = RunConfig.load(TOO_LARGE, ["--topology", "simulated-3x2"])
-    assert preflight(mistaken, jax.devices()).kind == "unknown"
+    with pytest.raises(UserError, match="dc"):
+        preflight(mistaken, jax.devices())
 
 
 def test_devices_that_run_are_compared_rather_than_those_of_the_topology():
     small = config_of("--topology", "two-h100-sites", "--simulate_devices", "null")
     gpu = dataclasses.make_dataclass("Device", ["device_kind"])("NVIDIA H100 80GB HBM3")
-    verdict = preflight(small, [gpu])
+    verdict, _ = preflight(small, [gpu])
     assert verdict.kind == "fits"
     assert "72 GB of an h100-sxm's 80 GB are usable" in verdict.line
     assert (
@@ -119,32 +127,19 @@ def test_a_site_with_its_own_runtime_is_compared_with_its_own_devices():
     settings = ("--topology", "two-h100-sites", "--simulate_devices", "null")
     islands = config_of(*settings, "--model", "tiny", "--dc.join", "islands")
     gpu = dataclasses.make_dataclass("Device", ["device_kind"])("NVIDIA H100 80GB HBM3")
-    verdict = preflight(islands, [gpu])
+    verdict, _ = preflight(islands, [gpu])
     assert verdict.kind == "fits"
     assert "72 GB of an h100-sxm's 80 GB are usable" in verdict.line
 
 
 @pytest.mark.parametrize("kind", ["fits", "does not fit", "unknown"])
-def test_other_processes_learn_the_verdict(monkeypatch, kind):
-    store: dict[str, str] = {}
-    monkeypatch.setattr(module, "publish", lambda key, value: store.update({key: value}))
-    monkeypatch.setattr(module, "await_published", lambda key, timeout_seconds: store[key])
-    estimates = []
-
-    def estimate(config, devices, log):
-        estimates.append(jax.process_index())
-        return MemoryVerdict(kind, "the numbers")
-
-    monkeypatch.setattr(module, "preflight", estimate)
-    for process in (0, 1):
-        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
-        said: list[str] = []
-        if kind == "does not fit":
-            with pytest.raises(UserError, match="preflight: the numbers"):
-                require_memory(config_of(), said.append)
-            require_memory(config_of("--preflight", "warn"), said.append)
-        else:
-            require_memory(config_of(), said.append)
-        wanted = {"fits": ["memory: the numbers"], "unknown": []}
-        assert said == wanted.get(kind, ["warning: preflight: the numbers"])
-    assert set(estimates) == {0}
+def test_a_run_says_or_refuses_what_the_verdict_is(kind):
+    verdict, said = MemoryVerdict(kind=kind, line="the numbers"), []
+    if kind == "does not fit":
+        with pytest.raises(UserError, match="preflight: the numbers"):
+            show_memory(config_of(), verdict, said.append)
+        show_memory(config_of("--preflight", "warn"), verdict, said.append)
+    else:
+        show_memory(config_of(), verdict, said.append)
+    wanted = {"fits": ["memory: the numbers"], "unknown": []}
+    assert said == wanted.get(kind, ["warning: preflight: the numbers"])

@@ -8,17 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from support.resolving import compiled_run
 from support.small_models import make_batch
 
 from geojax import make_mesh
 from geojax.config.run_config import RunConfig
 from geojax.islands.exchange import Exchange
-from geojax.planner.adaptive import LinkFigures, with_links
+from geojax.planner.resolve.changed_links import planned_for
+from geojax.planner.resolve.resolve import resolve
 from geojax.topology import Topology
 from geojax.train.adapt.comparison import LinkRequest
+from geojax.train.adapt.deviations import LinkFigures, with_links
 from geojax.train.adapt.link_meter import LinkMeter
-from geojax.train.adapt.replan import LinksOfIslands, LinksOfOneProgram, Replanning, planned_for
-from geojax.train.compiled_run import CompiledRun, step_plan
+from geojax.train.adapt.replan import LinksOfIslands, LinksOfOneProgram, Replanning
 from geojax.transport import loopback
 
 ROWS, NAMES = 8, ("east", "west")
@@ -136,7 +138,7 @@ def fallen(config, factor):
 def test_a_run_planned_anew_goes_on_with_the_same_losses(small):
     batches = [make_batch(small.model, seed, ROWS) for seed in range(4)]
     requests = {"stop": False, "save": False}
-    run = CompiledRun.build(small, step_plan(small, mesh_of(small)))
+    run = compiled_run(small, mesh_of(small))
 
     def trained(run, state, batches):
         losses = []
@@ -145,7 +147,7 @@ def test_a_run_planned_anew_goes_on_with_the_same_losses(small):
             losses.append(float(metrics["loss"]))
         return state, losses
 
-    assert run.replanned(small) is None
+    assert run.replanned(run.resolved) is None
     _, expected = trained(run, run.initial_state(), batches)
     state, first = trained(run, run.initial_state(), batches[:2])
     lines = []
@@ -154,7 +156,12 @@ def test_a_run_planned_anew_goes_on_with_the_same_losses(small):
     )
     for config, tolerance in ((only_buckets, 1e-12), (small, 1e-3)):
         links = AgreedLinks(None, fallen(small, 1), fallen(small, 100))
-        replanning = Replanning(config, "east", links, None, lines.append)
+        topology, devices = config.load_topology(), jax.devices()[: config.mesh.devices]
+
+        def anew_for(changed, step, config=config, devices=devices):
+            return resolve(config, changed, devices)
+
+        replanning = Replanning(topology, "east", links, anew_for, None, lines.append, 1.0)
         assert replanning.replanned(run, 2) is None
         assert lines == []
         assert replanning.replanned(run, 2) is None
@@ -167,13 +174,14 @@ def test_a_run_planned_anew_goes_on_with_the_same_losses(small):
             "step 2: planning anew: the link east-west is 100 Mbit/s at 21 ms, and was 10 Gbit/s "
             "at 21 ms"
         )
-        assert f"gradient_compression {anew.config.communication.gradient_compression}" in lines[1]
+        compression = anew.resolved.layout.communication.gradient_compression
+        assert f"gradient_compression {compression}" in lines[1]
         lines.clear()
         copied = jax.tree.map(jnp.copy, state)
         _, rest = trained(anew, anew.adopt(copied), batches[2:])
         np.testing.assert_allclose(first + rest, expected, rtol=tolerance)
     # Of so small a model round trips take most of the time, which int8 would not save.
-    assert anew.config.communication.gradient_compression == "bf16"
+    assert compression == "bf16"
     assert run.plan.wire_format != anew.plan.wire_format
 
 

@@ -12,9 +12,10 @@ from geojax.accelerators import accelerator_named
 from geojax.config.run_config import RunConfig
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import make_optimizer
+from geojax.planner.resolve.choices import resolved_plan
+from geojax.step.config_plan import make_run_mesh
 from geojax.step.state import initial_state, state_layouts
 from geojax.train import sample
-from geojax.train.compiled_run import make_run_mesh, step_plan
 from geojax.train.sample import gather_full_params, unsampled_reason
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
@@ -24,7 +25,7 @@ QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 def run():
     """Config, plan, layouts and optimizer of a small run that shards everything."""
     config = RunConfig.load(QUICKSTART, ["--model", "tiny", "--zero.stage", "3"])
-    plan = step_plan(config, make_run_mesh(config))
+    plan = resolved_plan(config, make_run_mesh(config))
     optimizer = make_optimizer(config.optimizer, config.steps)
     return config, plan, state_layouts(config.model, optimizer, plan), optimizer
 

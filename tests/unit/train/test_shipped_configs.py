@@ -8,10 +8,10 @@ import pytest
 
 from geojax.config.run_config import RunConfig
 from geojax.planner.cost.memory import layout_memory
+from geojax.planner.resolve.preflight import judge
+from geojax.planner.resolve.run_layout import layout_of_run
+from geojax.planner.resolve.traced_run import accelerator_of_run, trace_run
 from geojax.topology import Topology
-from geojax.train.memory.preflight import judge
-from geojax.train.plan.run_layout import layout_of_run
-from geojax.train.traced_run import accelerator_of_run, trace_run
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 TWO_SITES = sorted(path.stem for path in CONFIGS.glob("*-2x*.yaml"))

@@ -16,7 +16,6 @@ from support.small_models import model_of
 from geojax.config.run_config import RunConfig
 from geojax.errors import RunError
 from geojax.islands.traffic import LinkTraffic
-from geojax.planner.cross_site import CrossSiteBytes
 from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
 from geojax.train.report import Progress
 from geojax.train.trainer import Trainer, TrainerFacts
@@ -33,7 +32,7 @@ class CountingTrainer:
         tokens_per_step=1000,
         flops_per_token=6.0,
         peak_flops=1e6,
-        cross_site=CrossSiteBytes(2e6),
+        cross_site_bytes=2e6,
     )
 
     def __init__(self):

@@ -16,10 +16,10 @@ from geojax.pipeline import (
     tick_table,
 )
 from geojax.pipeline.generators.warmup import with_warmups
+from geojax.pipeline.rules import validate_table
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
 from geojax.pipeline.simulation.simulator import iteration_seconds
 from geojax.pipeline.ticks import Packing, in_ticks
-from geojax.pipeline.validate import validate_table
 
 
 def test_branch_free_ticks_by_hand():

@@ -13,12 +13,12 @@ from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import predict
+from geojax.planner.resolve.run_layout import layout_of_run, run_settings
+from geojax.planner.resolve.traced_run import trace_on
 from geojax.planner.step_traffic import evenly_sent
 from geojax.planner.traffic.by_axes import add, no_bytes
 from geojax.planner.traffic.gradients import predicted_gradient_bytes
 from geojax.planner.traffic.weights import predicted_weight_bytes
-from geojax.train.plan.run_layout import layout_of_run, run_settings
-from geojax.train.traced_run import trace_on
 
 SEQUENCE = 4096
 DENSE = ModelConfig.load("llama3-8b").replace(num_hidden_layers=8)

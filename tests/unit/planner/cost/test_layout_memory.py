@@ -18,11 +18,11 @@ from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost.layer_bytes import kept_bytes, layer_bytes
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import layout_memory, pairs_in_flight
+from geojax.planner.resolve.run_layout import layout_of_run
+from geojax.planner.resolve.traced_run import trace_run
 from geojax.precision import policy
 from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
-from geojax.train.plan.run_layout import layout_of_run
-from geojax.train.traced_run import trace_run
 
 LLAMA = Path(__file__).parents[4] / "configs" / "llama3-8b-2x8.yaml"
 TENSOR = (

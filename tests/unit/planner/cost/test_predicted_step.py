@@ -257,9 +257,8 @@ def test_a_simulated_pipeline_is_as_long_as_its_simulation():
     placement = Placement.linear(8)
     costs = Costs.uniform(8, 1.0, 2.0)
     layout = dataclasses.replace(STAGE, dc=1, microbatches=8, schedule="1f1b")
-    entry = pipeline.schedule_entry("1f1b")
     request = pipeline.EventRequest((8,), 8, costs, 8, 1)
-    seconds = iteration_seconds(entry.event_order(request), costs)
+    seconds = iteration_seconds(pipeline.ORDERS["1f1b"].by_events(request), costs)
     made = pipeline.pipeline_time(layout, placement, costs, lock_step=False)
     assert made == (seconds, seconds, 0.0)
     assert seconds == (8 + 7) * 3.0

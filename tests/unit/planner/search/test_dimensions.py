@@ -14,6 +14,7 @@ from geojax.pipeline.registry import SCHEDULES
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import predict
+from geojax.planner.resolve.run_layout import run_settings
 from geojax.planner.search.dimensions import DIMENSIONS, not_searched
 from geojax.planner.search.fit import fitting, least_room
 from geojax.planner.search.request import PlanRequest
@@ -21,7 +22,6 @@ from geojax.planner.search.search import search
 from geojax.planner.search.space import shapes
 from geojax.planner.search.variations import most_in_flight, variations
 from geojax.topology import Topology
-from geojax.train.plan.run_layout import run_settings
 
 MODEL = ModelConfig.load("mixtral-8x7b").replace(num_hidden_layers=8)
 OPEN = PlanRequest(

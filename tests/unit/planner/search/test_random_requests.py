@@ -11,11 +11,11 @@ from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.predict import predict
+from geojax.planner.resolve.run_layout import layout_of_run
 from geojax.planner.search.advice import why_none
 from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.search import search
 from geojax.topology import Topology
-from geojax.train.plan.run_layout import layout_of_run
 
 CALIBRATION = Calibration()
 SEEDS = (0, 2, 5, 11)

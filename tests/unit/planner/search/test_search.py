@@ -13,6 +13,7 @@ from geojax.models import ModelConfig
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import predict
+from geojax.planner.resolve.run_layout import layout_of_run, run_settings
 from geojax.planner.search.advice import fits, why_none
 from geojax.planner.search.bounds import Bounds
 from geojax.planner.search.fit import fitting, least_room
@@ -22,7 +23,6 @@ from geojax.planner.search.sensitivity import Sweep, gains, memory_gain, sweeps,
 from geojax.planner.search.space import meshes, shapes
 from geojax.planner.search.timeline import step_timeline
 from geojax.topology import Topology
-from geojax.train.plan.run_layout import layout_of_run, run_settings
 
 CALIBRATION = Calibration()
 NEW_RUN = {

@@ -1,4 +1,4 @@
-"""The pipeline of a run, made of its settings: layers of each stage, and its ticks."""
+"""The choices of a run's pipeline: layers of each stage, ticks of hops, and the order of work."""
 
 import dataclasses
 from typing import NamedTuple
@@ -7,7 +7,6 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.pipeline.earlier_weights import within_bytes
 from geojax.pipeline.execution.tick_program import TickProgram
-from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import LayerBytes, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
@@ -17,20 +16,17 @@ from geojax.pipeline.tick_tables import hops_between_sites, near_or_delayed, tic
 from geojax.planner.buckets import EXPOSED_LATENCY_LIMIT
 from geojax.planner.held_bytes import layer_bytes
 from geojax.precision import policy
-from geojax.runtime.platform import Platform
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
-from geojax.step.stage_layers import StagedLayers
+from geojax.step.stage_layers import StagedLayers, placement_of, staged_layers
 
 
-def staged_layers(config: RunConfig) -> StagedLayers | None:
+def chosen_layers(config: RunConfig) -> StagedLayers | None:
     """Return the layers and the stage of each chunk; None for a run without a pipeline."""
-    settings, stages = config.pipeline, config.pipeline_stages
-    if stages == 1:
-        return None
-    sites = [config.mesh.stage] * config.pipeline_sites
-    placement = schedule_entry(settings.schedule).placement(sites, settings.virtual_stages)
-    layers = settings.layers or layers_by_operations(
+    if config.pipeline_stages == 1 or config.pipeline.layers is not None:
+        return staged_layers(config)
+    placement = placement_of(config)
+    layers = layers_by_operations(
         config.model, config.batch.sequence_length, placement.chunks, config.remat
     )
     return StagedLayers(placement, layers)
@@ -167,26 +163,6 @@ def hop_lines(config: RunConfig, plan: StepPlan) -> list[str]:
             "(schedule geopipe or latency_hiding) would help"
         )
     return lines
-
-
-def tick_program(config: RunConfig, staged: StagedLayers, platform: Platform) -> TickProgram:
-    """Return the run's ticks as a program.
-
-    Raises:
-        UserError: there is no such table (`choose_hop_ticks`), or devices of `platform` cannot run
-            it.
-    """
-    table = choose_hop_ticks(config, staged).table
-    branch_free = schedule_entry(config.pipeline.schedule).branch_free
-    unequal = len(set(staged.layers_per_chunk)) > 1 or config.model.first_k_dense_replace > 0
-    ring = config.mesh.context > 1 and config.parallelism.context_method == "ring"
-    if not platform.permutes_by_group and ring and (unequal or not branch_free):
-        raise UserError(
-            "parallelism.context_method=ring requires on CPUs that all stages work at the same "
-            "time. Set context_method to all_gather or ulysses, or schedule to branch_free with "
-            "equal chunks and no first dense layers"
-        )
-    return TickProgram.of(table, branch_free=branch_free)
 
 
 def within_memory(config: RunConfig, plan: StepPlan) -> StepPlan:

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from geojax.config.run_config import RunConfig
+from geojax.islands.island_plan import island_plan, site_programs
 from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.pipeline.schedule import LayerBytes
-from geojax.train.islands.island_plan import island_plan, site_programs
-from geojax.train.traced_run import abstract_run_mesh
+from geojax.planner.resolve.traced_run import abstract_run_mesh
 
 
 def abstract_programs(config: RunConfig, part: SitePart) -> SitePrograms:
@@ -17,7 +17,7 @@ def abstract_programs(config: RunConfig, part: SitePart) -> SitePrograms:
         UserError: the layout cannot be.
     """
     mesh = abstract_run_mesh(config, config.of_one_stage.mesh)
-    return site_programs(config, part, island_plan(config, mesh))
+    return site_programs(config, part, island_plan(config, config.layout, mesh))
 
 
 def most_layer_bytes(config: RunConfig, parts: Iterable[SitePart]) -> LayerBytes:

@@ -5,13 +5,13 @@ from typing import Any
 
 from geojax.config.run_config import RunConfig
 from geojax.planner.cost.layout import LayoutCandidate
-from geojax.train.plan.pipeline_plan import staged_layers
+from geojax.planner.resolve.pipeline_plan import chosen_layers
 
 
 def layout_of_run(config: RunConfig) -> LayoutCandidate:
     """Return the layout of `config`, with its layers; what it leaves to "auto" stays so."""
     mesh, pipeline, communication = config.mesh, config.pipeline, config.communication
-    staged = staged_layers(config)
+    staged = chosen_layers(config)
     layout = LayoutCandidate(
         dc=mesh.dc,
         join=config.dc.join,

@@ -10,9 +10,10 @@ from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.compile_target import CompileTarget
 from geojax.planner.compiled_step import CompiledStep
 from geojax.planner.memory import TracedStep
+from geojax.planner.resolve.choices import resolved_plan
 from geojax.runtime.xla_flags import expected_platform
+from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
-from geojax.train.compiled_run import step_plan
 
 
 def trace_run(config: RunConfig) -> TracedStep:
@@ -55,9 +56,14 @@ def trace_on(config: RunConfig, mesh: Mesh) -> TracedStep:
     Raises:
         UserError: the layout cannot be.
     """
+    return trace_plan(config, resolved_plan(config, mesh))
+
+
+def trace_plan(config: RunConfig, plan: StepPlan) -> TracedStep:
+    """Trace the step of `config` as `plan` has it."""
     return TracedStep.of(
         config.model,
-        step_plan(config, mesh),
+        plan,
         config.optimizer,
         config.steps,
         batch_shape(config.batch.global_batch_size, config.batch.sequence_length),

@@ -13,9 +13,10 @@ from geojax.islands.actions import (
     stage_actions,
 )
 from geojax.islands.recording import Recorded, as_words, by_one_clock, from_words
-from geojax.islands.step_timeline import data_schedule, draw, measured_costs, measured_timeline
+from geojax.islands.stage_lists import data_schedule
 from geojax.pipeline import Costs, Hop, one_forward_one_backward, simulate
 from geojax.pipeline.schedule import Action
+from geojax.planner.measured_timeline import draw, measured_costs, measured_timeline
 
 FORWARD, BACKWARD, HOP = 1.0, 2.0, 0.5
 START = 100.0

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from geojax.islands.actions import Receive, Send, SiteAction, received
+from geojax.islands.actions import Receive, Send, received
 from geojax.islands.recording import Record
 from geojax.pipeline.drawing.timelines import save_timelines
 from geojax.pipeline.drawing.trace import (
@@ -21,11 +21,11 @@ from geojax.pipeline.drawing.trace import (
     name_event,
     write_trace,
 )
-from geojax.pipeline.schedule import Action, Kind, Placement, Schedule
+from geojax.pipeline.rules import requirement
+from geojax.pipeline.schedule import Action, Kind, Schedule
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.simulator import iteration_seconds, simulate
 from geojax.pipeline.simulation.timeline import TimedMessage, Timeline, WorkSpan
-from geojax.pipeline.validate import requirement
 
 
 def draw(
@@ -34,7 +34,7 @@ def draw(
     image: Path,
     trace: Path,
     stages_per_site: int = 1,
-) -> tuple[Timeline, Timeline]:
+) -> tuple[float, float]:
     """Draw a recorded step beside the simulated one, as a PNG and as a trace for Perfetto.
 
     Args:
@@ -45,20 +45,13 @@ def draw(
         stages_per_site: stages of every site.
 
     Returns:
-        The measured and the simulated one.
+        The seconds of the measured step and of the simulated one.
     """
     measured = measured_timeline(schedule, list(stages.values()), stages_per_site)
     simulated = simulate(_named(schedule, "simulated"), measured_costs(measured))
     save_timelines([measured, simulated], list(stages), image)
     write_trace([measured, simulated], trace, _events(3, stages))
-    return measured, simulated
-
-
-def data_schedule(actions: Sequence[SiteAction]) -> Schedule:
-    """Return the schedule of a site in role data: it is the only stage."""
-    work = tuple(action for action in actions if isinstance(action, Action))
-    chunks, microbatches = (1 + max(each) for each in list(zip(*work, strict=True))[:0:-1])
-    return Schedule("breadth_first", Placement(1, (0,) * chunks), microbatches, False, (work,))
+    return measured.seconds, simulated.seconds
 
 
 def measured_timeline(

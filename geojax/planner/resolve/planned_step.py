@@ -18,11 +18,11 @@ from geojax.planner.cost.memory import layout_memory
 from geojax.planner.cost.predict import predict
 from geojax.planner.cost.prediction import Prediction, Term
 from geojax.planner.passes import layers_of_pass, passes_of
+from geojax.planner.resolve.run_layout import layout_of_run
 from geojax.planner.step_traffic import evenly_sent
 from geojax.planner.traffic.by_axes import Axes
 from geojax.step.plan import StepPlan
 from geojax.topology import Topology
-from geojax.train.plan.run_layout import layout_of_run
 
 
 @dataclasses.dataclass(frozen=True)

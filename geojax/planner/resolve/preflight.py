@@ -4,24 +4,23 @@ The estimate is that of `geojax memory`: the step is traced on a mesh without de
 seconds for any number of them.
 """
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from geojax.accelerators import Accelerator, accelerator_of
 from geojax.config.run_config import RunConfig
-from geojax.errors import MissingProcessesError, UserError
-from geojax.planner.memory import StepMemory
+from geojax.errors import UserError
+from geojax.planner.memory import StepMemory, TracedStep
+from geojax.planner.resolve.run_memory import run_memory
+from geojax.planner.resolve.traced_run import accelerator_of_run
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import UsableMemory, usable_memory
-from geojax.runtime.key_value_store import await_published, publish
 from geojax.settings import validate
-from geojax.train.memory.run_memory import run_memory
-from geojax.train.traced_run import accelerator_of_run
+from geojax.step.resolved import MemoryVerdict
 
 Changes = dict[str, Any]
 """Settings by their dotted names, as on the command line."""
@@ -39,61 +38,41 @@ def _unheard(line: str) -> None:
     """Drop a line about the progress of a search."""
 
 
-class MemoryVerdict(NamedTuple):
-    """The result of a comparison of a step's memory with that of a device."""
+class Preflight(NamedTuple):
+    """The memory of a step, and its comparison with that of a device."""
 
-    kind: Literal["unknown", "fits", "does not fit"]
-    """Unknown: there is no device to compare with, or no step to estimate."""
-    line: str = ""
-    """The numbers, and ways to make it fit."""
-
-
-def require_memory(config: RunConfig, log: Log) -> None:
-    """Compare the step of `config` with the memory of its devices; all processes call it together.
-
-    Process 0 estimates, the others learn the verdict.
-
-    Raises:
-        UserError: the step does not fit, and `config.preflight` says to refuse it.
-        MissingProcessesError: process 0 gives no verdict.
-    """
-    if jax.process_index() == 0:
-        verdict = preflight(config, jax.devices(), log)
-        publish("preflight", json.dumps(verdict))
-    else:
-        told = await_published("preflight", config.watchdog.first_step_seconds)
-        if told is None:
-            raise MissingProcessesError("preflight: process 0 does not say if the step fits", [0])
-        verdict = MemoryVerdict(*json.loads(told))
-    if verdict.kind == "fits":
-        log(f"memory: {verdict.line}")
-    elif verdict.kind == "does not fit":
-        if config.preflight == "refuse":
-            raise UserError(f"preflight: {verdict.line}; --preflight warn would start it anyway")
-        log(f"warning: preflight: {verdict.line}")
+    verdict: MemoryVerdict
+    memory: StepMemory | None = None
+    """None: there is no device to compare with, or no step to estimate."""
 
 
 def preflight(
-    config: RunConfig, devices: Sequence[jax.Device], log: Log = _unheard
-) -> MemoryVerdict:
+    config: RunConfig,
+    devices: Sequence[jax.Device],
+    log: Log = _unheard,
+    traced: TracedStep | None = None,
+) -> Preflight:
     """Compare the step of `config` with the memory of `devices`, or of those that it is meant for.
 
     A config for accelerators that this machine does not have is compared with those of its
     topology. As many CPU devices as the mesh has simulate them: then nothing is compared.
+
+    Args:
+        config: the run.
+        devices: those of this runtime.
+        log: told of a long search for settings that would fit.
+        traced: the step of one program, if it is traced already.
     """
     accelerator = accelerator_of(devices[0])
     sites = config.mesh.dc if config.dc.join == "islands" else 1
     if accelerator is None or accelerator.memory_bytes is None:
         if len(devices) * sites == config.mesh.devices or config.simulate_devices is not None:
-            return MemoryVerdict("unknown")
+            return Preflight(MemoryVerdict())
         accelerator = accelerator_of_run(config)
     if accelerator is None:
-        return MemoryVerdict("unknown")
-    try:
-        memory = run_memory(config, accelerator)
-        return judge(config, memory, accelerator, os.environ, log)
-    except UserError:  # the layout cannot be: making the mesh will say why, on every process
-        return MemoryVerdict("unknown")
+        return Preflight(MemoryVerdict())
+    memory = traced.memory() if traced is not None else run_memory(config, accelerator)
+    return Preflight(judge(config, memory, accelerator, os.environ, log), memory)
 
 
 def judge(
@@ -109,15 +88,15 @@ def judge(
     """
     usable = usable_memory(accelerator, environment)
     if usable is None:
-        return MemoryVerdict("unknown")
+        return MemoryVerdict()
     if memory.bytes <= usable.bytes:
         return MemoryVerdict(
-            "fits",
-            f"a step needs about {quantity(memory.bytes, 'B')} on a device, {_room(usable)}",
+            kind="fits",
+            line=f"a step needs about {quantity(memory.bytes, 'B')} on a device, {_room(usable)}",
         )
     line = f"a step needs about {quantity(memory.bytes, 'B')} on a device ({_largest(memory)}), "
     ways = ways_out(config, accelerator, usable.bytes, log)
-    return MemoryVerdict("does not fit", f"{line}{_room(usable)}; {ways}")
+    return MemoryVerdict(kind="does not fit", line=f"{line}{_room(usable)}; {ways}")
 
 
 def _room(usable: UsableMemory) -> str:

@@ -1,12 +1,10 @@
 """The link between the sites of a run: the buckets that suit it, and the log's lines about it."""
 
-import dataclasses
 from typing import NamedTuple
 
 from geojax.config.run_config import RunConfig
 from geojax.planner.buckets import (
     CHOSEN,
-    DEFAULT_BUCKET_BYTES,
     Exposure,
     LinkShare,
     StepTimes,
@@ -16,9 +14,10 @@ from geojax.planner.buckets import (
     predict_exposure,
     step_times,
 )
+from geojax.planner.resolve.pipeline_plan import hop_lines
 from geojax.quantities import quantity
+from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 from geojax.step.plan import StepPlan
-from geojax.train.plan.pipeline_plan import hop_lines
 
 
 class _RunLink(NamedTuple):
@@ -31,13 +30,6 @@ class _RunLink(NamedTuple):
 
 def with_buckets(config: RunConfig, plan: StepPlan) -> StepPlan:
     """Return `plan` with the buckets of `config.communication`, "auto" replaced by a choice."""
-    given = config.communication
-    plan = dataclasses.replace(
-        plan,
-        bucket_bytes=(DEFAULT_BUCKET_BYTES if given.bucket_bytes == "auto" else given.bucket_bytes),
-        overlap_grad_reduce=given.overlap_grad_reduce is True,
-        bucket_layers=1 if given.bucket_layers == "auto" else given.bucket_layers,
-    )
     link = _run_link(config, plan)
     if link is None:
         return plan

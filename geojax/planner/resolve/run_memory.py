@@ -1,31 +1,26 @@
 """The memory that a device needs for a run: of one program, or of a site with its own runtime."""
 
-import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
-
-import jax
+from typing import NamedTuple
 
 from geojax.accelerators import Accelerator
 from geojax.config.run_config import RunConfig
+from geojax.islands.island_plan import data_part, stage_parts
 from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.site_programs import SitePrograms
+from geojax.islands.stage_lists import data_lists, hops_held, offer_limit_bytes, stage_lists
 from geojax.pipeline.schedule import Schedule
 from geojax.planner.memory import StepMemory
-from geojax.planner.site_memory import site_memory
-from geojax.train.islands.abstract_site import abstract_programs
-from geojax.train.islands.island_plan import data_part, held_at_once
-from geojax.train.islands.island_stages import (
+from geojax.planner.resolve.abstract_site import abstract_programs
+from geojax.planner.resolve.pipeline_plan import chosen_layers
+from geojax.planner.resolve.site_schedule import (
+    bucket_layers,
     event_schedule,
-    hops_held,
-    offered_at_once,
-    stage_lists,
-    stage_parts,
+    held_at_once,
+    site_work,
 )
-from geojax.train.traced_run import trace_run
-
-_STEPS_IN_FLIGHT = 2
-_SCALARS_BYTES = 1 << 20
+from geojax.planner.resolve.traced_run import trace_run
+from geojax.planner.site_memory import site_memory
 
 
 class SiteMemory(NamedTuple):
@@ -61,11 +56,13 @@ def island_memory(
 ) -> SiteMemory:
     """Estimate the memory of a site with its own runtime; arguments and errors as `run_memory`."""
     if config.dc.role == "data":
-        programs = abstract_programs(config, data_part(config))
+        programs = abstract_programs(config, data_part(config.model, bucket_layers(config)))
         held = held_at_once(config, programs, accelerator)
         activations = held * programs.step_bytes.of_microbatch
         return SiteMemory(site_memory(programs, activations), programs, held)
-    schedule, lists, parts = event_schedule(config), stage_lists(config), stage_parts(config)
+    schedule, staged = event_schedule(config), chosen_layers(config)
+    assert staged is not None, "sites in role stage are stages of a pipeline"
+    lists, parts = stage_lists(config, schedule), stage_parts(config.model, staged)
     stages = range(len(parts))
     if site is not None:
         stages = stages[site * config.mesh.stage :][: config.mesh.stage]
@@ -83,29 +80,21 @@ def island_memory(
     return max(found, key=lambda each: each.memory.bytes)
 
 
-def offer_limit_bytes(config: RunConfig, stages_per_process: int = 1) -> int:
+def offered_bytes(config: RunConfig) -> int:
     """Return the bytes that a device may have offered to one other site, or stage, at a time.
 
-    In role data these are the gradients of two steps, in role stage the messages that the schedule
-    has under way to a stage, and a tied table's gradient. Nothing is compiled.
-
-    Args:
-        config: the run of all sites.
-        stages_per_process: stages whose messages to those of another process count together.
+    Raises:
+        UserError: the layout cannot be.
     """
-    is_stage = config.dc.role == "stage"
-    programs = abstract_programs(config, stage_parts(config)[0] if is_stage else data_part(config))
-    parameters = programs.layouts.parameters
-    if not is_stage:
-        return _STEPS_IN_FLIGHT * _shard_bytes(parameters) + _SCALARS_BYTES
-    hops = offered_at_once(stage_lists(config), stages_per_process) * programs.hop_bytes
-    table = _shard_bytes(parameters["embedding"]) if config.model.tie_word_embeddings else 0
-    return hops + table + _SCALARS_BYTES
-
-
-def _shard_bytes(layouts: Any) -> int:
-    leaves = jax.tree.leaves(layouts)
-    return sum(math.prod(leaf.shard_shape) * leaf.dtype.itemsize for leaf in leaves)
+    staged = chosen_layers(config)
+    if staged is None:
+        work = site_work(config, None)
+        lists = data_lists(work, config.mesh.dc, config.batch.microbatches)
+        part = data_part(config.model, work.layers)
+    else:
+        lists = stage_lists(config, event_schedule(config))
+        part = stage_parts(config.model, staged)[0]
+    return offer_limit_bytes(config, lists, abstract_programs(config, part))
 
 
 def _unlike_stages(

@@ -1,29 +1,29 @@
-"""The plan of one site whose runtime is its own: its config, mesh, chunks and held microbatches."""
+"""The plan of one site whose runtime is its own: its mesh, its stages, and its programs."""
 
 import dataclasses
 import itertools
 import math
-import os
-import sys
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from geojax.accelerators import Accelerator
+from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
-from geojax.islands.programs.site_part import SitePart, bucket_count, even_chunks
-from geojax.islands.programs.site_programs import SitePrograms, StepBytes
+from geojax.islands.programs.site_part import SitePart
+from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.site_state import site_layouts
 from geojax.mesh import make_mesh
-from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
-from geojax.quantities import quantity
-from geojax.runtime.device_memory import usable_memory
+from geojax.models import ModelConfig
+from geojax.optim import learning_rate_schedule, make_optimizer
+from geojax.step.batches import sequences_of_process
+from geojax.step.config_plan import plan_of_layout
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
-from geojax.train.batches import sequences_of_process
-from geojax.train.compiled_run import step_plan
+from geojax.step.resolved import Step
+from geojax.step.stage_layers import StagedLayers, staged_layers
 
 
 def make_site_mesh(config: RunConfig, devices: list[jax.Device] | None = None) -> Mesh:
@@ -35,14 +35,19 @@ def make_site_mesh(config: RunConfig, devices: list[jax.Device] | None = None) -
     return make_mesh(devices=devices, **config.mesh.model_dump() | {"dc": 1})
 
 
-def island_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
+def island_plan(config: RunConfig, layout: Layout, mesh: Mesh) -> StepPlan:
     """Plan the step of one site of `config` on its mesh; its stages differ in their devices alone.
+
+    Args:
+        config: the run of all sites.
+        layout: its resolved layout.
+        mesh: the site's devices, which need not exist.
 
     Raises:
         UserError: its FP8 backend cannot run there, or a process lies across its stages.
     """
     process_groups(mesh)
-    plan = step_plan(config.of_one_stage, stage_meshes(mesh)[0])
+    plan = plan_of_layout(config, layout.of_one_stage, stage_meshes(mesh)[0])
     return dataclasses.replace(plan, mesh=mesh, islands=config.mesh.dc, overlap_grad_reduce=False)
 
 
@@ -122,48 +127,30 @@ def site_programs(config: RunConfig, part: SitePart, plan: StepPlan) -> SiteProg
     return SitePrograms(part, plan, layouts, optimizer, schedule, batch)
 
 
-def data_part(config: RunConfig) -> SitePart:
-    """Divide the model of a run in role data into the chunks that make its buckets."""
-    count = bucket_count(config.model.num_stacked_layers, config.communication.bucket_layers)
-    return SitePart(config.model, even_chunks(config.model, count))
+def data_part(model: ModelConfig, layers: Sequence[int]) -> SitePart:
+    """Return the whole model in chunks of so many layers, each a bucket, as in role data."""
+    return SitePart(model, dict(enumerate(consecutive(layers))))
 
 
-def held_at_once(config: RunConfig, programs: SitePrograms, accelerator: Accelerator | None) -> int:
-    """Return how many microbatches a site in role data holds at once; all if there is no limit.
-
-    Args:
-        config: the run of all sites.
-        programs: the site's.
-        accelerator: the kind of its devices; None: not known, as on CPUs.
-
-    Raises:
-        UserError: `pipeline.memory_limit_bytes` is too little for one.
-    """
-    held, bytes_held = config.pipeline.memory_limit, config.pipeline.memory_limit_bytes
-    if bytes_held is not None:
-        needed = programs.step_bytes.of_microbatch
-        if needed > bytes_held:
-            raise UserError(
-                f"a site holds {quantity(needed, 'B')} of a microbatch where "
-                f"pipeline.memory_limit_bytes is {quantity(bytes_held, 'B')}; "
-                f"{quantity(needed, 'B')} would work"
-            )
-        held = min(held or sys.maxsize, bytes_held // needed)
-    if held is None:
-        usable = None if accelerator is None else usable_memory(accelerator, os.environ)
-        free = None if usable is None else usable.bytes - bytes_per_device(programs.layouts)
-        held = held_microbatches(programs.step_bytes, free)
-    return min(held, programs.plan.layout.batch.microbatches)
+def stage_parts(model: ModelConfig, staged: StagedLayers) -> list[SitePart]:
+    """Return the part of each stage: the layers that it has in one program."""
+    layers = consecutive(staged.layers_per_chunk)
+    return [
+        SitePart(model, {chunk: layers[chunk] for chunk in staged.placement.chunks_of(stage)})
+        for stage in range(staged.placement.stages)
+    ]
 
 
-def held_microbatches(step: StepBytes, free_bytes: int | None) -> int:
-    """Return how many microbatches a step can hold at once, at least one.
+def site_parts(config: RunConfig, step: Step) -> list[SitePart]:
+    """Return the part of each site in role data, or of each stage."""
+    if step.site is not None:
+        return [data_part(config.model, step.site.layers)] * config.mesh.dc
+    staged = staged_layers(step.layout)
+    assert staged is not None, "sites in role stage are stages of a pipeline"
+    return stage_parts(config.model, staged)
 
-    Args:
-        step: the bytes of a step on each device.
-        free_bytes: those that the state leaves free; None: not known, as on CPUs.
-    """
-    if free_bytes is None:
-        return sys.maxsize
-    compute = step.of_microbatch  # of a chunk under way, besides what it keeps: at most as much
-    return max((free_bytes - step.always - compute) // step.of_microbatch, 1)
+
+def consecutive(counts: Sequence[int]) -> list[range]:
+    """Return the numbers of the layers of each chunk: 0 and 1, and 2 to 4, for counts 2 and 3."""
+    ends = itertools.accumulate(counts)
+    return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]

@@ -1,0 +1,161 @@
+"""A run's config resolved into a `Step`, once: every choice made, and what is expected of it."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+
+from geojax.accelerators import accelerator_of
+from geojax.config.layout import Layout
+from geojax.config.run_config import RunConfig
+from geojax.errors import UserError
+from geojax.mesh import make_mesh
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.predict import predict
+from geojax.planner.memory import TracedStep
+from geojax.planner.resolve.changed_links import planned_for
+from geojax.planner.resolve.choices import resolved_plan
+from geojax.planner.resolve.link_plan import link_lines
+from geojax.planner.resolve.pipeline_plan import chosen_layers
+from geojax.planner.resolve.preflight import Preflight, preflight
+from geojax.planner.resolve.run_layout import layout_of_run
+from geojax.planner.resolve.site_schedule import event_schedule, site_work, stage_costs
+from geojax.planner.resolve.traced_run import abstract_run_mesh, trace_plan
+from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
+from geojax.step.resolved import Figure, IslandWork, PipelineOrder, Step, with_layers
+from geojax.step.step_file import origin_of
+from geojax.topology import Topology
+
+Log = Callable[[str], None]
+
+
+def resolve(
+    config: RunConfig,
+    topology: Topology | None,
+    devices: Sequence[jax.Device],
+    log: Log = lambda line: None,
+) -> Step:
+    """Make every choice that a run leaves open, and predict what the step takes.
+
+    Nothing is compiled, and no device is touched.
+
+    Args:
+        config: the run.
+        topology: its sites, with the links as they are; None: it has none.
+        devices: those of this runtime: of all sites, or of one with `dc.join: islands`. Memory is
+            compared with theirs.
+        log: told of a long search for settings that would fit.
+
+    Raises:
+        UserError: the layout cannot be.
+    """
+    origin = origin_of(config, topology, devices)
+    if topology is not None and topology != config.load_topology():
+        config = planned_for(config, topology)
+    made = _islands(config, devices) if config.dc.join == "islands" else _program(config, devices)
+    compared = preflight(config, devices, log, made.traced)
+    return Step(
+        layout=made.layout,
+        pipeline=made.pipeline,
+        site=made.site,
+        seconds=_seconds(config),
+        bytes_between_sites=_bytes_between_sites(made.traced),
+        memory_bytes=_memory_bytes(compared),
+        memory=compared.verdict,
+        notes=tuple(made.notes),
+        origin=origin,
+    )
+
+
+class _Made(NamedTuple):
+    """The choices of a step, and what they were made of."""
+
+    layout: Layout
+    pipeline: PipelineOrder | None
+    site: IslandWork | None
+    notes: Sequence[str]
+    traced: TracedStep | None
+
+
+def _program(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
+    """Resolve the step of one program over all sites."""
+    if len(devices) == config.mesh.devices:
+        mesh = make_mesh(config.load_topology(), devices=devices, **config.mesh.model_dump())
+    else:  # of a machine that this one is not: what it would need is worth knowing
+        mesh = abstract_run_mesh(config)
+    plan = resolved_plan(config, mesh)
+    pipeline = None if plan.tick_program is None else PipelineOrder.of(plan.tick_program.ticks)
+    traced = trace_plan(config, plan) if config.mesh.dc > 1 or _has_memory(devices) else None
+    return _Made(plan.layout, pipeline, None, link_lines(config, plan), traced)
+
+
+def _islands(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
+    """Resolve the step of sites with runtimes of their own."""
+    staged = chosen_layers(config)
+    if staged is None:
+        work = site_work(config, accelerator_of(devices[0]))
+        return _Made(_settled(config.layout, max(work.layers)), None, work, [], None)
+    notes = []
+    try:
+        stage_costs(config)
+    except UserError as unknown:
+        notes = [f"pipeline over dc: made without times: {unknown.problem}"]
+    layout = _settled(with_layers(config.layout, staged.layers_per_chunk), 1)
+    return _Made(layout, PipelineOrder.of(event_schedule(config)), None, notes, None)
+
+
+def _settled(layout: Layout, bucket_layers: int) -> Layout:
+    """Return the layout of islands without "auto": their messages are chunks, and hops."""
+    changes = {
+        "bucket_bytes": DEFAULT_BUCKET_BYTES,
+        "overlap_grad_reduce": False,
+        "bucket_layers": bucket_layers,
+    }
+    given = layout.communication
+    chosen = {name: value for name, value in changes.items() if getattr(given, name) == "auto"}
+    pipeline = layout.pipeline
+    if pipeline.hop_ticks == "auto":
+        pipeline = pipeline.model_copy(update={"hop_ticks": 1})
+    return layout.model_copy(
+        update={"communication": given.model_copy(update=chosen), "pipeline": pipeline}
+    )
+
+
+def _has_memory(devices: Sequence[jax.Device]) -> bool:
+    accelerator = accelerator_of(devices[0])
+    return accelerator is not None and accelerator.memory_bytes is not None
+
+
+def _seconds(config: RunConfig) -> Figure | None:
+    topology = config.load_topology()
+    if topology is None:
+        return None
+    try:
+        predicted = predict(
+            config.model,
+            layout_of_run(config),
+            topology,
+            sequence_length=config.batch.sequence_length,
+            calibration=Calibration(),
+            optimizer=config.optimizer,
+        )
+    except UserError:  # a peak or a link is not known
+        return None
+    return Figure(
+        value=predicted.step_seconds,
+        source="cost model",
+        relative_error=predicted.relative_error,
+    )
+
+
+def _bytes_between_sites(traced: TracedStep | None) -> Figure | None:
+    if traced is None or traced.plan.mesh.shape["dc"] == 1:
+        return None
+    of_site = traced.traffic.total_bytes_over("dc") / traced.plan.mesh.shape["dc"]
+    return Figure(value=float(of_site), source="the step's collectives, before the compiler")
+
+
+def _memory_bytes(compared: Preflight) -> Figure | None:
+    if compared.memory is None:
+        return None
+    return Figure(value=compared.memory.bytes, source="a trace of the step")

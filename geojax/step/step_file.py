@@ -1,0 +1,80 @@
+"""step.yaml: the resolved step of a run, and what it was resolved from."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import yaml
+
+import geojax
+from geojax.config.run_config import RunConfig
+from geojax.errors import UserError
+from geojax.settings import load_yaml, validate
+from geojax.step.resolved import Origin, Step
+from geojax.topology import Topology
+
+_MOST_BYTES = 1 << 24
+"""Size of the largest step.yaml: that of 131,072 microbatches of all chunks has 4 MB."""
+
+
+def origin_of(
+    config: RunConfig, topology: Topology | None, devices: Sequence[jax.Device]
+) -> Origin:
+    """Return what a step of these is resolved from."""
+    kinds = " and ".join(sorted({device.device_kind for device in devices}))
+    processes = len({device.process_index for device in devices})
+    return Origin(
+        geojax=geojax.__version__,
+        devices=f"{len(devices)} x {kinds}, processes: {processes}",
+        topology=None if topology is None else topology.model_dump(mode="json"),
+        config=config.model_dump(mode="json"),
+    )
+
+
+def read_step(path: Path) -> Step | None:
+    """Read a step; None: there is no such file.
+
+    Raises:
+        UserError: it cannot be read, or is damaged.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return validate(Step, load_yaml(path, _MOST_BYTES), str(path))
+    except UserError as error:
+        raise UserError(f"{error}; without the file the step is resolved anew") from None
+
+
+def write_step(step: Step, path: Path) -> Path | None:
+    """Write a step as YAML, atomically.
+
+    Returns:
+        Where the file that stood there is kept: step.1.yaml, say; None: there was none.
+    """
+    temporary = path.with_suffix(".yaml.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        yaml.dump(
+            step.model_dump(mode="json"),
+            file,
+            Dumper=yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper,
+            sort_keys=False,
+            allow_unicode=True,
+            width=100,
+        )
+        file.flush()
+        os.fsync(file.fileno())
+    earlier = None
+    if path.exists():
+        earlier = _unused(path)
+        os.link(path, earlier)
+    temporary.replace(path)
+    return earlier
+
+
+def _unused(path: Path) -> Path:
+    """Return the first of step.1.yaml, step.2.yaml and so on that is not there."""
+    number = 1
+    while (numbered := path.with_suffix(f".{number}{path.suffix}")).exists():
+        number += 1
+    return numbered

@@ -1,0 +1,94 @@
+"""The functions of a planner that a run is handed, because training imports none."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import jax
+
+from geojax.config.run_config import RunConfig
+from geojax.islands.recording import Record
+from geojax.models import ModelConfig
+from geojax.pipeline.schedule import Schedule
+from geojax.step.plan import StepPlan
+from geojax.step.resolved import Step
+from geojax.topology import Topology
+
+Log = Callable[[str], None]
+
+
+class Resolve(Protocol):
+    """Function that makes every choice of a run."""
+
+    def __call__(
+        self,
+        config: RunConfig,
+        topology: Topology | None,
+        devices: Sequence[jax.Device],
+        log: Log,
+    ) -> Step:
+        """Resolve the step of `config`.
+
+        Args:
+            config: the run.
+            topology: its sites, with the links as they are.
+            devices: those of this runtime.
+            log: told of the progress.
+
+        Raises:
+            UserError: the layout cannot be.
+        """
+        ...
+
+
+class CheckProducts(Protocol):
+    """Function that checks that XLA multiplies in FP8 what a recipe asks for."""
+
+    def __call__(
+        self, programs: Sequence[jax.stages.Compiled], model: ModelConfig, plan: StepPlan
+    ) -> str | None:
+        """Check programs that together run a layer forwards and backwards.
+
+        Returns:
+            Why nothing could be checked; None: all is well.
+
+        Raises:
+            UserError: there are fewer FP8 products than there should be.
+        """
+        ...
+
+
+class DrawTimeline(Protocol):
+    """Function that draws a recorded step beside the simulated one."""
+
+    def __call__(
+        self,
+        schedule: Schedule,
+        stages: Mapping[str, Record],
+        image: Path,
+        trace: Path,
+        stages_per_site: int = 1,
+    ) -> tuple[float, float]:
+        """Draw a step.
+
+        Args:
+            schedule: of as many stages as there are records.
+            stages: the record of each stage by its name, all by one clock.
+            image: file of the picture.
+            trace: file of the trace.
+            stages_per_site: stages of every site.
+
+        Returns:
+            The seconds of the measured step and of the simulated one.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Planning:
+    """The functions that a run is handed: they decide, read programs and simulate."""
+
+    resolve: Resolve
+    check_products: CheckProducts
+    draw_timeline: DrawTimeline

@@ -1,0 +1,134 @@
+"""A resolved step as a file: what is read is what was written, and what is damaged is refused."""
+
+import pydantic
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geojax.config.layout import Layout
+from geojax.errors import UserError
+from geojax.pipeline.registry import SCHEDULES, schedule_entry
+from geojax.pipeline.simulation.costs import Costs
+from geojax.pipeline.tick_tables import tick_table
+from geojax.step.resolved import Figure, IslandWork, MemoryVerdict, Origin, PipelineOrder, Step
+from geojax.step.step_file import read_step, write_step
+
+CONFIG = {"steps": 3, "model": {"a": 1}}
+ORIGIN = Origin(geojax="1", devices="8 x cpu", topology=None, config=CONFIG)
+
+
+@st.composite
+def orders(draw):
+    """The work of a drawn pipeline, in ticks or as a schedule."""
+    name = draw(st.sampled_from(sorted(SCHEDULES)))
+    stages, microbatches = draw(st.integers(2, 4)), draw(st.integers(1, 3))
+    entry = schedule_entry(name)
+    chunks = entry.virtual_stages or draw(st.integers(1, 3))
+    placement = entry.placement([stages], chunks)
+    count = placement.chunks
+    table = tick_table(
+        name,
+        placement,
+        stages * microbatches,
+        (1,) * (count - 1),
+        costs=Costs.uniform(count, 1.0, 1.0, 1.0),
+    )
+    return PipelineOrder.of(table if draw(st.booleans()) else table.schedule)
+
+
+LINES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=30)
+FIGURES = st.builds(
+    Figure,
+    value=st.floats(0, 1e12),
+    source=LINES,
+    relative_error=st.none() | st.floats(0, 1),
+)
+STEPS = st.builds(
+    Step,
+    layout=st.builds(
+        Layout,
+        batch=st.just({"global_batch_size": 64, "sequence_length": 8}),
+        remat=st.sampled_from(["none", "selective", "full"]),
+        communication=st.fixed_dictionaries(
+            {
+                "bucket_bytes": st.none() | st.integers(1, 2**40),
+                "overlap_grad_reduce": st.booleans(),
+                "bucket_layers": st.integers(1, 100),
+            }
+        ),
+    ),
+    pipeline=st.none() | orders(),
+    site=st.none()
+    | st.builds(
+        IslandWork,
+        layers=st.lists(st.integers(1, 9), min_size=1, max_size=9).map(tuple),
+        held_microbatches=st.integers(1, 99),
+    ),
+    seconds=st.none() | FIGURES,
+    bytes_between_sites=st.none() | FIGURES,
+    memory_bytes=st.none() | FIGURES,
+    memory=st.builds(MemoryVerdict, kind=st.sampled_from(["unknown", "fits"]), line=LINES),
+    notes=st.lists(LINES, max_size=3).map(tuple),
+    origin=st.just(ORIGIN),
+)
+
+
+@given(STEPS)
+def test_a_step_is_read_as_it_was_written(tmp_path_factory, step):
+    path = tmp_path_factory.mktemp("run") / "step.yaml"
+    assert write_step(step, path) is None
+    read = read_step(path)
+    assert read == step
+    assert read.digest == step.digest
+    if step.pipeline is not None:
+        assert read.pipeline.as_schedule == step.pipeline.as_schedule
+        if step.pipeline.lock_step is not None:
+            assert read.pipeline.as_table == step.pipeline.as_table
+
+
+def simple(**changes):
+    layout = Layout(batch={"global_batch_size": 8, "sequence_length": 8})
+    return Step(layout=layout, origin=ORIGIN, **changes)
+
+
+def test_an_earlier_file_is_kept_beside_the_new_one(tmp_path):
+    path = tmp_path / "step.yaml"
+    assert read_step(path) is None
+    write_step(simple(), path)
+    for number in (1, 2):
+        assert write_step(simple(notes=(str(number),)), path) == tmp_path / f"step.{number}.yaml"
+    assert read_step(path).notes == ("2",)
+    assert read_step(tmp_path / "step.2.yaml").notes == ("1",)
+
+
+@given(orders(), st.data())
+def test_a_damaged_order_is_refused(order, data):
+    content = order.model_dump()
+    stage = data.draw(st.integers(0, len(order.actions) - 1))
+    words = order.actions[stage].split()
+    place = data.draw(st.integers(0, len(words) - 1))
+    words[place] = data.draw(st.sampled_from(["", "F0.99", "B9999.0", "X1.1", "W-1.0", words[0]]))
+    changed = " ".join(words)
+    if changed == order.actions[stage]:
+        return
+    content["actions"] = tuple(
+        changed if number == stage else each for number, each in enumerate(order.actions)
+    )
+    with pytest.raises(pydantic.ValidationError):
+        PipelineOrder.model_validate(content)
+
+
+def test_a_damaged_file_is_one_line_that_names_it(tmp_path):
+    path = tmp_path / "step.yaml"
+    content = simple().model_dump(mode="json") | {"memory": {"kind": "perhaps"}}
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(UserError, match=r"step\.yaml: .*without the file the step is") as raised:
+        read_step(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_differences_are_named_by_their_keys():
+    other = ORIGIN.model_copy(update={"geojax": "2", "config": {"steps": 4, "model": {"a": 1}}})
+    assert ORIGIN.differences(other) == ["geojax", "steps"]
+    assert ORIGIN.differences(ORIGIN) == []
