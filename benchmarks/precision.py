@@ -32,7 +32,7 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.precision import RECIPES
 from geojax.train.metrics import read_metrics
-from geojax.train.saved.resume import with_saved_schedule
+from geojax.train.resume import with_saved_schedule
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 YARDSTICK = "bf16"

@@ -4,8 +4,9 @@ The names below are the stable interface; each is imported from where it lives w
 used, so that `import geojax` starts neither JAX nor a device.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from geojax.lazy_names import importer
 
 if TYPE_CHECKING:
     from geojax.collectives import (
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
     from geojax.pipeline import Schedule
     from geojax.pipeline.facade import Pipeline
     from geojax.topology import Topology
+    from geojax.trainer import Trainer
 
 __all__ = [
     "Pipeline",
     "Schedule",
     "Topology",
+    "Trainer",
     "WireFormat",
     "all_gather",
     "all_reduce",
@@ -40,6 +43,7 @@ _MODULES = {
     "Pipeline": "geojax.pipeline.facade",
     "Schedule": "geojax.pipeline",
     "Topology": "geojax.topology",
+    "Trainer": "geojax.trainer",
     "WireFormat": "geojax.collectives",
     "all_gather": "geojax.collectives",
     "all_reduce": "geojax.collectives",
@@ -50,13 +54,7 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a stable name from its module when it is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'geojax' has no attribute '{name}'")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = importer(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -12,14 +12,15 @@ from matplotlib import pyplot
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 FLOORS = (
-    ("commands", (("cli", "one module a subcommand"),)),
+    ("commands", (("cli", "one module a subcommand"), ("trainer", "a run from Python"))),
     (
         "runs",
         (
-            ("train", "loop, metrics, resume"),
-            ("planner", "memory, bytes, time, search"),
+            ("train", "trainer, loop, metrics"),
+            ("planner", "resolves, predicts, searches"),
             ("probe", "measures devices and links"),
             ("inference", "writes and scores text"),
+            ("saved_runs", "serves and exports runs"),
         ),
     ),
     (

@@ -15,8 +15,8 @@ from geojax.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from geojax.inference.harness import Tasks
-    from geojax.train.saved.held_out import Text
-    from geojax.train.saved.saved_run import SavedRun, Serving
+    from geojax.saved_runs.held_out import Text
+    from geojax.saved_runs.saved_run import SavedRun, Serving
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def _write(path: Path, results: str) -> None:
 
 def _open_texts(command: EvaluateCommand, run: "SavedRun") -> "list[Text]":
     from geojax.data.verification import verify
-    from geojax.train.saved.held_out import held_out_texts, prepared_text, require_tokenizer
+    from geojax.saved_runs.held_out import held_out_texts, prepared_text, require_tokenizer
 
     if command.data:
         texts = [prepared_text(folder) for folder in command.data]
@@ -153,7 +153,7 @@ def _open_texts(command: EvaluateCommand, run: "SavedRun") -> "list[Text]":
 def _judge_texts(
     command: EvaluateCommand, serving: "Serving", texts: "Sequence[Text]"
 ) -> dict[str, Any]:
-    from geojax.train.saved.held_out import judge
+    from geojax.saved_runs.held_out import judge
 
     judged = judge(
         serving,

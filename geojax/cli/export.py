@@ -41,7 +41,7 @@ class ExportCommand:
 def run(command: ExportCommand) -> int:
     """Export, and return the exit code 0."""
     # Imported here, so that `geojax --help` need not wait for JAX.
-    from geojax.train.saved.export import export_run
+    from geojax.saved_runs.export import export_run
 
     export_run(
         command.run,

@@ -11,7 +11,7 @@ from geojax.cli.serving import ServingOptions
 from geojax.errors import UserError
 
 if TYPE_CHECKING:
-    from geojax.train.saved.saved_run import SavedRun
+    from geojax.saved_runs.saved_run import SavedRun
 
 _DEFAULT_TOKENS = 200
 _LONGEST_LINE = 1 << 24

@@ -11,7 +11,7 @@ import tyro
 from geojax.errors import UserError
 
 if TYPE_CHECKING:
-    from geojax.train.saved.saved_run import SavedRun, Serving
+    from geojax.saved_runs.saved_run import SavedRun, Serving
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ServingOptions:
         from geojax import runtime
         from geojax.cache import cache_folder
         from geojax.inference.loaded_model import serving_mesh
-        from geojax.train.saved.saved_run import serve_run
+        from geojax.saved_runs.saved_run import serve_run
 
         runtime.start(runtime.ProcessSettings(process_count=1))
         runtime.enable_compilation_cache(cache_folder() / "xla")

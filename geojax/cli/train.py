@@ -3,15 +3,12 @@
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from geojax.cli.config_file import ConfigFile
 from geojax.settings import validate
-
-if TYPE_CHECKING:
-    from geojax.train.planning import Planning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +49,7 @@ def run(command: TrainCommand, overrides: Sequence[str]) -> int:
 
     config = RunConfig.load(command.config, overrides)
     from geojax.train.run import train
+    from geojax.trainer import SERVICES
 
     given = dataclasses.asdict(command)
     # A launcher that spreads a run over more processes says how many devices each simulates.
@@ -61,14 +59,4 @@ def run(command: TrainCommand, overrides: Sequence[str]) -> int:
         name: given[name] for name in ProcessSettings.model_fields if given.get(name) is not None
     }
     processes = validate(ProcessSettings, fields, "geojax train")
-    return train(config, processes, planning(), require_checkpoint=command.resume)
-
-
-def planning() -> "Planning":
-    """Return what a run is handed by the planner."""
-    from geojax.planner.fp8_products import check_fp8_products
-    from geojax.planner.measured_timeline import draw
-    from geojax.planner.resolve.resolve import resolve
-    from geojax.train.planning import Planning
-
-    return Planning(resolve, check_fp8_products, draw)
+    return train(config, processes, SERVICES, require_checkpoint=command.resume)

@@ -1,12 +1,15 @@
 """Sources of a run's text, opened and checked against each other."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from geojax.data.settings import DataSettings, SourceSettings
-from geojax.data.standard_library import prepare_standard_library
 from geojax.data.storage import TRAIN, Prepared, read_manifest
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
+
+OpenBuiltin = Callable[[DataSettings, bool], Prepared]
+"""Function that prepares the builtin source, unless it is, and shows its progress if told to."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,22 @@ class Corpus:
     sources: tuple[Source, ...]
 
     @classmethod
-    def open(cls, settings: DataSettings, *, progress: bool = False) -> "Corpus":
-        """Open every source; a builtin corpus is prepared on first use.
+    def open(
+        cls,
+        settings: DataSettings,
+        builtin: OpenBuiltin | None = None,
+        *,
+        progress: bool = False,
+    ) -> "Corpus":
+        """Open every source.
 
         Raises:
             UserError: a source is missing, damaged, has nothing to train on, or has another
                 tokenizer than the first source.
         """
-        opened = [(source, _open(source, settings, progress)) for source in settings.sources]
+        opened = [
+            (source, _open(source, settings, builtin, progress)) for source in settings.sources
+        ]
         first, reference = opened[0]
         for source, prepared in opened[1:]:
             if prepared.tokenizer.fingerprint != reference.tokenizer.fingerprint:
@@ -79,15 +90,17 @@ def check_sources(settings: DataSettings) -> None:
         Tokenizer.load(settings.tokenizer)
 
 
-def _open(source: SourceSettings, settings: DataSettings, progress: bool) -> Prepared:
+def _open(
+    source: SourceSettings, settings: DataSettings, builtin: OpenBuiltin | None, progress: bool
+) -> Prepared:
     if source.prepared is not None:
         return Prepared(source.prepared)
-    return prepare_standard_library(
-        vocabulary_size=settings.vocab_size,
-        tokenizer=settings.tokenizer,
-        cache=settings.cache,
-        progress=progress,
-    )
+    if builtin is None:
+        raise UserError(
+            f"data.sources: '{source.name}' is builtin, and nothing here prepares it; prepared: "
+            "with a folder of `geojax data prepare` would do"
+        )
+    return builtin(settings, progress)
 
 
 def _weight(source: SourceSettings, prepared: Prepared) -> float:

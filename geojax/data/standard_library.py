@@ -16,8 +16,9 @@ from geojax.cache import cache_folder
 from geojax.data.atomic_folder import atomic_folder, is_taken
 from geojax.data.documents import split_text
 from geojax.data.file_tokens import Assigned, append_tokens, is_held_out, tokenized
-from geojax.data.prepare import write_prepared
+from geojax.data.preparation import write_prepared
 from geojax.data.progress import work_progress
+from geojax.data.settings import DataSettings
 from geojax.data.storage import TRAIN, VALIDATION, VERSION, Prepared
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
@@ -33,6 +34,16 @@ _LEFT_OUT_FOLDERS = frozenset(
     }
 )
 _LEFT_OUT_FILES = ("_sysconfigdata*.py", "entities.py", "*_pb2.py")
+
+
+def open_standard_library(settings: DataSettings, progress: bool = False) -> Prepared:
+    """Prepare the corpus with the vocabulary of a run's settings, unless it is prepared."""
+    return prepare_standard_library(
+        vocabulary_size=settings.vocab_size,
+        tokenizer=settings.tokenizer,
+        cache=settings.cache,
+        progress=progress,
+    )
 
 
 def prepare_standard_library(

@@ -3,7 +3,6 @@
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig, RopeParameters
 from geojax.models.flops import model_flops
-from geojax.models.linen import Transformer
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.partition import Partition, partitions
@@ -27,7 +26,6 @@ __all__ = [
     "Partition",
     "Remat",
     "RopeParameters",
-    "Transformer",
     "active_parameter_count",
     "check_parallelism",
     "init_parameters",

@@ -4,8 +4,9 @@ Each name is imported from where it lives when it is first used: the executor ne
 Nothing here imports JAX; `geojax.pipeline.execution` does.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from geojax.lazy_names import importer
 
 if TYPE_CHECKING:
     from geojax.pipeline.generators import geopipe as geopipe
@@ -75,10 +76,4 @@ _MODULES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    """Import a name from its module when it is first used."""
-    if name not in _MODULES:
-        raise AttributeError(f"module 'geojax.pipeline' has no attribute '{name}'")
-    value = getattr(import_module(_MODULES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = importer(__name__, _MODULES)

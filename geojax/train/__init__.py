@@ -1,1 +1,12 @@
-"""Training runs: config, training loop, metrics, report and samples."""
+"""Training runs: the trainer, its loop and what it writes."""
+
+from typing import TYPE_CHECKING
+
+from geojax.lazy_names import importer
+
+if TYPE_CHECKING:
+    from geojax.train.trainer import Trainer as Trainer
+
+_MODULES = {"Trainer": "geojax.train.trainer"}
+
+__getattr__ = importer(__name__, _MODULES)

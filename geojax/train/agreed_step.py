@@ -14,11 +14,14 @@ from typing import NamedTuple
 
 import jax
 
+from geojax.config.run_config import RunConfig
 from geojax.errors import MissingProcessesError, UserError
 from geojax.runtime.key_value_store import await_published, publish
 from geojax.settings import validate
-from geojax.step.resolved import Origin, Step
-from geojax.step.step_file import read_step
+from geojax.step.resolved import MemoryVerdict, Origin, Step
+from geojax.step.step_file import origin_of, read_step, write_step
+from geojax.topology import Topology
+from geojax.train.services import Log, Services
 
 _SHOWN = 5
 
@@ -92,3 +95,66 @@ def kept_or_resolved(path: Path, origin: Origin, resolve: Callable[[], Step]) ->
     if more := len(differing) - _SHOWN:
         named += f" and {more} more" if more > 0 else ""
     return KeptStep(resolve(), replaces=named)
+
+
+def step_of_run(
+    config: RunConfig,
+    topology: Topology | None,
+    path: Path,
+    services: Services,
+    log: Log,
+) -> tuple[Step, KeptStep | None]:
+    """Agree on the step of a run, and compare its memory with its devices'.
+
+    Args:
+        config: the run.
+        topology: its sites.
+        path: step.yaml of its directory, or of that of its site.
+        services: resolves the step.
+        log: shows a line to the user.
+
+    Returns:
+        The step, and on process 0 what becomes of the file, for `keep`.
+
+    Raises:
+        UserError: the layout cannot be, or does not fit and `config.preflight` says to refuse it.
+        MissingProcessesError: process 0 gives no step.
+    """
+    kept = None
+
+    def resolve() -> Step:
+        nonlocal kept
+        devices = jax.devices()
+        kept = kept_or_resolved(
+            path,
+            origin_of(config, topology, devices),
+            lambda: services.resolve(config, topology, devices, log),
+        )
+        return kept.step
+
+    step = agreed_step(resolve, config.watchdog.first_step_seconds)
+    show_memory(config, step.memory, log)
+    return step, kept
+
+
+def show_memory(config: RunConfig, verdict: MemoryVerdict, log: Log) -> None:
+    """Log the comparison of a step's memory with its devices'.
+
+    Raises:
+        UserError: it does not fit, and `config.preflight` says to refuse it.
+    """
+    if verdict.kind == "fits":
+        log(f"memory: {verdict.line}")
+    elif verdict.kind == "does not fit":
+        if config.preflight == "refuse":
+            raise UserError(f"preflight: {verdict.line}; --preflight warn would start it anyway")
+        log(f"warning: preflight: {verdict.line}")
+
+
+def keep(kept: KeptStep | None, path: Path, log: Log) -> None:
+    """Write a new step to `path`, beside the one that stood there."""
+    if kept is None or not kept.is_new:
+        return
+    earlier = write_step(kept.step, path)
+    if earlier is not None:
+        log(f"{path}: resolved anew, for other {kept.replaces}; the earlier one is {earlier.name}")

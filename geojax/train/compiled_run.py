@@ -9,15 +9,12 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from geojax.checkpoint import Checkpointer
-from geojax.checkpoint.reading.initial_weights import read_weights, with_weights
 from geojax.config.run_config import RunConfig
 from geojax.islands.traffic import LinkTraffic
 from geojax.mesh import site_names
 from geojax.models import parameter_count
 from geojax.models.attention import chosen_implementation
 from geojax.models.frozen import unmarked
-from geojax.models.huggingface import HuggingFaceWeights
 from geojax.models.lora import merge_adapters
 from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
 from geojax.quantities import quantity
@@ -29,22 +26,18 @@ from geojax.step.config_plan import fp8_backend_of, step_plan
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, trace_evaluation, trace_step
 from geojax.step.resolved import Step
-from geojax.step.state import (
-    TrainState,
-    initial_state,
-    state_layouts,
-    with_own_sites,
-    with_saved_sites,
-)
+from geojax.step.state import TrainState, initial_state, state_layouts, with_own_sites
+from geojax.topology import Topology
+from geojax.train.links.agreement import LinksOfOneProgram
 from geojax.train.report import mesh_line
-from geojax.train.sample import gather_full_params, unsampled_reason
-from geojax.train.trainer import Batch, TrainerFacts
+from geojax.train.runtime import Batch
+from geojax.train.whole_weights import gather_full_params, ungathered_reason
 from geojax.transport import MeasuredLink
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledRun:
-    """A config on one mesh over all sites: a `geojax.train.trainer.Trainer`."""
+    """A config on one mesh over all sites: a `geojax.train.runtime.Runtime`."""
 
     config: RunConfig
     resolved: Step
@@ -94,22 +87,26 @@ class CompiledRun:
             evaluation_program=evaluation,
         )
 
-    def initial_state(self, weights: HuggingFaceWeights | None = None) -> TrainState:
-        """Return the state before the first step; `weights` take the place of random ones."""
-        config, layouts = self.config, self.layouts
-        state = initial_state(config.model, self.optimizer, layouts, self.plan, config.seed)
-        if weights is None:
-            return state
-        if layouts.frozen is not None:
-            return self._with_frozen(state, weights)
-        return with_weights(state, weights, layouts.parameters, self.plan.mesh)
+    @property
+    def parts(self) -> tuple[TrainState, ...]:
+        """Nothing: all sites save one state."""
+        return ()
 
-    def _with_frozen(self, state: TrainState, weights: HuggingFaceWeights) -> TrainState:
-        """Return the state with `weights` in the place of frozen ones, which are freed first."""
-        for leaf in jax.tree.leaves(state.frozen):
-            leaf.delete()
-        read = read_weights(weights, self.layouts.frozen, self.plan.mesh)
-        return dataclasses.replace(state, frozen=read)
+    def initial_state(self) -> TrainState:
+        """Return the state before the first step, with random weights."""
+        config = self.config
+        return initial_state(config.model, self.optimizer, self.layouts, self.plan, config.seed)
+
+    def as_saved(self, state: TrainState) -> TrainState:
+        """Return the state: a checkpoint has it as it is."""
+        return state
+
+    def from_saved(self, saved: TrainState) -> TrainState:
+        """Return the state: a checkpoint has it as it is."""
+        return saved
+
+    def agree_on_save(self, step: int, saved: TrainState) -> None:
+        """Do nothing: one program computes the weights of all sites."""
 
     def step(
         self, state: TrainState, batch: Batch, requests: Mapping[str, bool]
@@ -146,6 +143,14 @@ class CompiledRun:
         _, *others = of_sites
         return {site: MeasuredLink(min(of_sites[site], default=None)) for site in others}
 
+    def link_agreement(self, topology: Topology) -> LinksOfOneProgram:
+        """Return the agreement on links that have changed, which all devices time together.
+
+        Raises:
+            UserError: the topology does not describe a link.
+        """
+        return LinksOfOneProgram(self.plan.mesh, site_names(self.plan.mesh, topology), topology)
+
     def replanned(self, step: Step) -> Self | None:
         """Compile another step of the same run and mesh; None: its program is this one's."""
         plan = step_plan(self.config, step, self.plan.mesh)
@@ -177,33 +182,11 @@ class CompiledRun:
         """The sequences of a global batch that this process's devices need, ascending."""
         return sequences_of_process(self.plan, self.config.batch.global_batch_size)
 
-    def save(
-        self, checkpointer: Checkpointer, step: int, state: TrainState, metadata: Mapping[str, Any]
-    ) -> None:
-        """Save what the devices hold, but for frozen weights."""
-        saved, layouts = (dataclasses.replace(each, frozen=None) for each in (state, self.layouts))
-        checkpointer.save(step, saved, layouts, metadata)
-
-    def restore(
-        self,
-        checkpointer: Checkpointer,
-        model: Mapping[str, Any],
-        frozen: HuggingFaceWeights | None = None,
-    ) -> tuple[TrainState, dict[str, Any]]:
-        """Restore the newest checkpoint, which any number of sites may have saved.
-
-        The checkpoint holds no `frozen` weights: they are read again.
-        """
-        layouts = dataclasses.replace(self.layouts, frozen=None)
-        saved, metadata = checkpointer.restore(layouts, model=model, adapt=with_saved_sites)
-        state = with_own_sites(saved, layouts, self.plan)
-        return state if frozen is None else self._with_frozen(state, frozen), metadata
-
-    def gather_full_params(self, state: TrainState) -> Any:
+    def whole_weights(self, state: TrainState) -> Any:
         """Return the weights in the compute dtype, unsharded, on process 0's first device.
 
         Adapters are merged into the kernels that they lie beside. Every process calls it, and the
-        others get None. Where `unsampled_reason` gives no reason, the weights fit there.
+        others get None. Where `ungathered_reason` gives no reason, the weights fit there.
         """
         weights = gather_full_params(state.evaluated_weights, self.layouts.weights, self.plan)
         lora = self.config.model.lora
@@ -211,15 +194,15 @@ class CompiledRun:
             return weights
         return merge_adapters(unmarked(weights), lora)
 
-    def unsampled_reason(self) -> str | None:
+    def ungathered_reason(self) -> str | None:
         """Say why the whole model cannot be gathered on one device; None: it can be."""
-        return unsampled_reason(self.config.model, self.layouts, self.plan)
+        return ungathered_reason(self.config.model, self.layouts, self.plan)
 
-    @functools.cached_property
-    def facts(self) -> TrainerFacts:
-        """Facts for the log."""
+    @property
+    def sent_bytes(self) -> float | None:
+        """Bytes that the devices of a site send to other sites in a step; None with one site."""
         sent = self.resolved.bytes_between_sites
-        return TrainerFacts.of(self.config, self.plan, None if sent is None else sent.value)
+        return None if sent is None else sent.value
 
     @property
     def fp8_programs(self) -> list[jax.stages.Compiled]:
@@ -247,14 +230,10 @@ class CompiledRun:
         reasons = [attention.reason, flags_in_force()]
         if self.plan.policy.recipe is not None:
             reasons.insert(1, fp8_backend_of(self.config, mesh).reason)
-        sent = self.facts.cross_site_bytes
+        sent = [] if self.sent_bytes is None else [quantity(self.sent_bytes, "B")]
         return [
             f"{mesh_line(mesh)}; {parameters}; {state_bytes} of state per device",
             "; ".join(reasons),
-            *(
-                []
-                if sent is None
-                else [f"a step of a site: predicted {quantity(sent, 'B')} over dc"]
-            ),
+            *(f"a step of a site: predicted {each} over dc" for each in sent),
             *self.link_lines(),
         ]

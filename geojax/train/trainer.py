@@ -1,152 +1,583 @@
-"""The trainer protocol: what the training loop needs of whatever computes the steps of a run."""
+"""The trainer of a run: data, state, checkpoints and the loop, over one runtime or another."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, Protocol, Self, TypeVar
+import functools
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
+import jax
 import numpy as np
+from jax.sharding import Mesh
 
-from geojax.accelerators import accelerator_of
-from geojax.checkpoint import Checkpointer
+import geojax
+from geojax import runtime
+from geojax.checkpoint import Checkpointer, RunDirectory
+from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, fingerprint, refuse_other_base
+from geojax.checkpoint.reading.compatibility import refuse_earlier_version, refuse_other_model
 from geojax.config.run_config import RunConfig
-from geojax.islands.traffic import LinkTraffic
-from geojax.models import model_flops
-from geojax.models.huggingface import HuggingFaceWeights
+from geojax.config.vocabulary import padding_note
+from geojax.data import Corpus, Loader
+from geojax.data.verification import verify
+from geojax.errors import UserError
+from geojax.islands.island_plan import (
+    island_plan,
+    make_site_mesh,
+    own_stages,
+    sequences_of_site,
+)
+from geojax.islands.stage_transport import between_sites
+from geojax.mesh import leads_site, site_names
+from geojax.models.huggingface import HuggingFaceWeights, other_settings
+from geojax.runtime.compilation import CompilationCounter
+from geojax.runtime.environment.cluster_env import ProcessSettings, complete
+from geojax.runtime.environment.island_env import IslandSettings
+from geojax.step.batches import sequences_of_process
+from geojax.step.config_plan import make_run_mesh, step_plan
 from geojax.step.plan import StepPlan
+from geojax.step.program import STEP_NAME
 from geojax.step.resolved import Step
-from geojax.transport import MeasuredLink
-
-State = TypeVar("State")
-
-Batch = Mapping[str, np.ndarray]
-"""This process's sequences of a global batch: arrays [sequences, ...] by name."""
+from geojax.topology import Topology
+from geojax.train import run_state
+from geojax.train.adapt.comparison import PlanComparison, plan_of_step
+from geojax.train.adapt.replan import Replanning
+from geojax.train.agreed_step import agreed_step
+from geojax.train.compiled_run import CompiledRun
+from geojax.train.facts import run_facts
+from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
+from geojax.train.joined_sites import joined_sites, refuse_other_weights, saves_of_sites
+from geojax.train.metrics import MetricsWriter
+from geojax.train.report import Progress, draw_loss_curve
+from geojax.train.resume import (
+    changed_settings,
+    jump_note,
+    refuse_other_schedule,
+    schedule_note,
+    warmup_note,
+    with_saved_model,
+    with_saved_schedule,
+)
+from geojax.train.runtime import Batch, Runtime
+from geojax.train.services import Log, Services
+from geojax.train.training_loop import TrainingLoop
+from geojax.train.writing.background_writer import BackgroundWriter
+from geojax.transport import Transport
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainerFacts:
-    """Facts about every step of a trainer, for the log."""
+class Summary:
+    """The result of a run so far."""
 
-    tokens_per_step: int
-    """Tokens of a global batch, padding included."""
-
-    flops_per_token: float
-    """Model FLOPs of forward and backward; recomputation does not count."""
-
-    peak_flops: float | None = None
-    """FLOP/s of all devices together in the compute dtype; None where they are not known."""
-
-    cross_site_bytes: float | None = None
-    """Bytes that all devices of a site send to other sites in a step; None with one site."""
-
-    @classmethod
-    def of(cls, config: RunConfig, plan: StepPlan, sent: float | None) -> Self:
-        """Return the facts of a run whose step has a `plan` on the mesh of one or of all sites.
-
-        Args:
-            config: the run.
-            plan: its step.
-            sent: bytes that a site sends to others in a step; None with one site.
-        """
-        mesh, sequence = plan.mesh, config.batch.sequence_length
-        accelerator = accelerator_of(mesh.devices.flat[0])
-        peak = accelerator and accelerator.peak(plan.policy.compute_dtype.name)
-        devices = mesh.devices.size // mesh.shape["dc"] * config.mesh.dc
-        return cls(
-            tokens_per_step=config.batch.global_batch_size * sequence,
-            flops_per_token=model_flops(config.model, sequence),
-            peak_flops=peak * devices if peak else None,
-            cross_site_bytes=sent,
-        )
-
-    def model_flops_utilization(self, tokens_per_second: float) -> float | None:
-        """Return the share of the peak that goes into the model; None without a known peak."""
-        if not self.peak_flops:
-            return None
-        return self.flops_per_token * tokens_per_second / self.peak_flops
+    step: int
+    """Steps done."""
+    stopped_early: bool
+    """True if a signal ended the run before its last step."""
+    exit_code: int
+    """Exit code for the shell."""
+    training_seconds: float
+    tokens_per_second: float
+    """Median over the steps."""
+    skipped: int
+    """Steps with a loss or gradient that was not finite."""
+    compilations: int
+    """Compilations of the step."""
+    validation: Mapping[str, list[tuple[int, float]]]
+    """Steps and losses of each validation set, by its name."""
+    links: Mapping[str, str]
+    """Traffic with each other site, by its name."""
+    texts: tuple[str, ...] = ()
+    """Samples, with their prompts."""
+    unsampled: str | None = None
+    """Reason why no sample was written."""
 
 
-class Trainer(Protocol[State]):
-    """One way to run a config: on one mesh over all sites, say.
+class Trainer:
+    """A run on the processes that have come together.
 
-    All processes of a run call its methods together and in the same order.
+    All processes of the run make one and call its methods together, in the same order. It raises
+    errors, and says nothing but to `log`.
+
+    Example:
+        >>> with Trainer(config, step) as trainer:  # doctest: +SKIP
+        ...     summary = trainer.fit()
+
+    Args:
+        config: the run of all sites.
+        step: its choices.
+        services: functions of a planner for links that change, FP8 and timelines; None: the run
+            does without.
+        island: place of this process among sites with runtimes of their own; None: there are none.
+        processes: settings of this process among those of the run.
+        log: shows a line to the user; None: nothing is said.
+        status: returns a context in which something takes long, from a line about it.
+        require_checkpoint: refuse to start from scratch.
+
+    Raises:
+        UserError: the config does not fit the devices, the data or the checkpoint.
+        RunError: other processes are lost.
     """
 
-    @property
-    def facts(self) -> TrainerFacts:
-        """Facts for the log."""
-        ...
-
-    def initial_state(self, weights: HuggingFaceWeights | None = None) -> State:
-        """Return the state before the first step; `weights` take the place of random ones."""
-        ...
-
-    def step(
-        self, state: State, batch: Batch, requests: Mapping[str, bool]
-    ) -> tuple[State, Mapping[str, Any]]:
-        """Start a step; it may still run when this returns.
-
-        Args:
-            state: donated, and not to be used again.
-            batch: this process's sequences.
-            requests: True where this process asks all processes to "stop" or to "save".
-
-        Returns:
-            The next state and the step's metrics: scalars, the same on every process, with the
-            number of processes that ask for each of the requests.
-        """
-        ...
-
-    def link_traffic(self) -> Mapping[str, LinkTraffic]:
-        """Return the traffic of the last step with each other site, by name.
-
-        Nothing in one program over all sites, whose messages the host does not see.
-        """
-        ...
-
-    def measured_links(self) -> Mapping[str, MeasuredLink]:
-        """Return what was measured of the link to each other site since the last call, by name.
-
-        In one program over all sites the first process knows the round trips of the heartbeats.
-        """
-        ...
-
-    def replanned(self, step: Step) -> Self | None:
-        """Compile another step of the same run and mesh; None: its program is this one's."""
-        ...
-
-    def adopt(self, state: State) -> State:
-        """Return the state of a trainer that this one was planned anew from."""
-        ...
-
-    def link_lines(self) -> list[str]:
-        """Return what the log says of the messages between sites."""
-        ...
-
-    def evaluate(self, state: State, batch: Batch) -> Any:
-        """Return [sum of losses, number of targets] of a batch, the same on every process."""
-        ...
-
-    def save(
-        self, checkpointer: Checkpointer, step: int, state: State, metadata: Mapping[str, Any]
-    ) -> None:
-        """Save the state as the checkpoint of `step`, in the background."""
-        ...
-
-    def restore(
+    def __init__(
         self,
-        checkpointer: Checkpointer,
-        model: Mapping[str, Any],
-        frozen: HuggingFaceWeights | None = None,
-    ) -> tuple[State, dict[str, Any]]:
-        """Return the state of the newest checkpoint and the metadata that it was saved with.
+        config: RunConfig,
+        step: Step,
+        services: Services | None = None,
+        *,
+        island: IslandSettings | None = None,
+        processes: ProcessSettings | None = None,
+        log: Log | None = None,
+        status: Callable[[str], contextlib.AbstractContextManager[Any]] = (
+            lambda line: contextlib.nullcontext()
+        ),
+        require_checkpoint: bool = False,
+    ):
+        self.config, self.resolved, self._services = config, step, services
+        self._island, self._status = island, status
+        self._log = log or (lambda line: None)
+        self._shows_progress = log is not None and jax.process_index() == 0
+        self._processes = complete(processes or ProcessSettings(), os.environ)
+        self._first = jax.process_index() == 0
+        self.topology = config.load_topology()
+        with contextlib.ExitStack() as stack:
+            self._open(stack, require_checkpoint)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._stack.__exit__(*exception)
+
+    def close(self) -> None:
+        """Wait for what is being written, and leave the other sites."""
+        self._stack.close()
+
+    def _open(self, stack: contextlib.ExitStack, require_checkpoint: bool) -> None:
+        """Open data, directory and checkpoints, join the sites, compile, and begin or restore."""
+        config, island = self.config, self._island
+        # A run that goes on from a checkpoint needs no weights but frozen ones.
+        fresh = not RunDirectory.is_there(config.run_directory)
+        weights = None
+        if fresh or config.model.lora is not None:
+            weights = open_initial_weights(config)
+        self.mesh, plan, sequences = _placed(config, self.resolved, island)
+        builtin = None if self._services is None else self._services.open_builtin
+        self.corpus = Corpus.open(config.data, builtin, progress=self._shows_progress)
+        self.loader = _open_loader(config, self.corpus, sequences)
+        self.directory = stack.enter_context(_run_directory(config, island))
+        if self._first:
+            self.directory.lock()
+        self.files = stack.enter_context(BackgroundWriter(self.directory.path, self._log))
+        # It is left last but for the writer: a hang at the end is one too.
+        self.watchdog = stack.enter_context(runtime.Watchdog(config.watchdog))
+        transport = None
+        if island is not None:
+            transport = stack.enter_context(
+                joined_sites(
+                    config, self.resolved, plan, island, self._processes, self.corpus.contents
+                )
+            )
+            self.watchdog.missing = transport.missing_from_peer
+        self.watchdog.begin("start")
+        if leads_site(self.mesh):  # where it fails, the processes of all sites are told
+            verify(
+                [source.prepared for source in self.corpus.sources], progress=self._shows_progress
+            )
+        self.checkpointer = stack.enter_context(
+            _open_checkpoints(
+                config, self.directory, self.mesh, self.topology, self._log, transport
+            )
+        )
+        newest = self.checkpointer.newest()
+        refuse_earlier_version(self.directory.checkpoints, newest)
+        if newest is not None and int(newest["step"]) > config.steps:
+            raise UserError(nothing_to_train(int(newest["step"]), config))
+        if newest is None and weights is None and not fresh:
+            weights = open_initial_weights(config)
+        given = with_saved_model(config, newest)
+        if newest is None and weights is not None and transport is not None:
+            to_sites = between_sites(transport, config.mesh.dc)
+            refuse_other_weights(to_sites, self.mesh, fingerprint(weights))
+        if newest is not None:
+            model = given.model.model_dump(mode="json")
+            place = self.directory.checkpoints / str(newest["step"])
+            refuse_other_model(place, newest["model"], model)
+        self.config = with_saved_schedule(given, newest)
+        counted, programs = STEP_NAME, 1
+        if island is not None:
+            counted, programs = UPDATE_NAME, len(own_stages(self.mesh))
+        self.compilations = stack.enter_context(CompilationCounter(counted, programs))
+        self.runtime: Runtime[Any] = self._compiled(plan, transport)
+        self._check_products(plan)
+        # A process that compiles reaches the first collective long after one with a warm cache,
+        # and the collective times out after half a minute.
+        timeout = config.watchdog.first_step_seconds
+        runtime.barrier("compiled", timeout_seconds=timeout)
+        self._describe()
+        self.metadata = _metadata(self.config, self.loader)
+        if self.config.model.lora is not None:
+            assert weights is not None, "adapters have weights to adapt"
+            self.metadata[BASE_WEIGHTS] = fingerprint(weights)
+        self.state, self.step_number, self._consumed = self._begun(
+            given, newest, weights, require_checkpoint
+        )
+        # Some collectives time out when their ranks start far apart: all compile, then wait here.
+        runtime.barrier("ready to train", timeout_seconds=timeout)
+        if self._first:
+            self.files.put(
+                self.directory.config.name,
+                functools.partial(self.directory.write_config, self.config.model_dump(mode="json")),
+            )
+
+    def _compiled(self, plan: StepPlan, transport: Transport | None) -> Runtime[Any]:
+        if transport is None:
+            validate = bool(self.loader.validation_names)
+            with self._status("compiling the step"):
+                return CompiledRun.build(self.config, self.resolved, plan, validate=validate)
+        return IslandRun.build(
+            self.config,
+            self.resolved,
+            plan,
+            transport,
+            None if self._services is None else self._services.draw_timeline,
+            self._log,
+            self.files.put,
+        )
+
+    def _check_products(self, plan: StepPlan) -> None:
+        """Check on the first process that XLA multiplies in FP8 what the recipe asks for."""
+        if not self._first or self._services is None:
+            return
+        if programs := self.runtime.fp8_programs:
+            unread = self._services.check_products(programs, self.config.model, plan)
+            if unread is not None:
+                self._log(f"note: the step's FP8 products were not checked: {unread}")
+
+    def _describe(self) -> None:
+        layout, *choices = self.runtime.describe()
+        self._log("\n".join([f"geojax {geojax.__version__}: {layout}", *choices]))
+        vocabulary = padding_note(self.config.model.vocab_size, self.corpus.tokenizer)
+        for note in (vocabulary, warmup_note(self.config)):
+            if note is not None:
+                self._log(note)
+
+    def _begun(
+        self,
+        given: RunConfig,
+        newest: Mapping[str, Any] | None,
+        weights: HuggingFaceWeights | None,
+        require_checkpoint: bool,
+    ) -> "_Start":
+        """Restore the newest checkpoint and log what differs in this run, or begin from scratch."""
+        config, directory, log = self.config, self.directory, self._log
+        if newest is None:
+            if require_checkpoint:
+                raise UserError(f"{directory.path}: there is no checkpoint to resume from")
+            if weights is not None:
+                log(f"starting from the weights in {weights.folder}")
+                if others := other_settings(weights.folder, config.model):
+                    log(
+                        f"note: the config.json there has other values of {', '.join(others)}, "
+                        "which the weights were trained with"
+                    )
+            return _Start(run_state.begin(self.runtime, weights), 0, 0)
+        frozen = weights if config.model.lora is not None else None
+        state, saved = run_state.restore(
+            self.runtime, self.checkpointer, self.metadata["model"], frozen
+        )
+        if frozen is not None:
+            refuse_other_base(frozen.folder, saved[BASE_WEIGHTS], self.metadata[BASE_WEIGHTS])
+        step = int(saved["step"])
+        refuse_earlier_version(directory.checkpoints / str(step), saved)
+        refuse_other_schedule(directory.checkpoints, saved, given, config)
+        log(f"resuming from step {step} in {directory.path}")
+        for change in changed_settings(saved["config"], config):
+            log(f"changed since step {step}: {change}")
+        for note in (schedule_note(saved["config"], config), jump_note(saved, config)):
+            if note is not None:
+                log(note)
+        if saved["data"] != self.metadata["data"]:
+            log(
+                "note: the data, the seed or the sequence length differ from the checkpoint's; "
+                "from this step on the run uses the new ones"
+            )
+        return _Start(state, step, int(saved["consumed_sequences"]))
+
+    def fit(
+        self,
+        progress: Progress | None = None,
+        stop_signals: runtime.StopSignals | None = None,
+    ) -> Summary:
+        """Train to the last step of the config, validating and saving on the way.
 
         Args:
-            checkpointer: the run's checkpoints.
-            model: the model's config, which must be that of the checkpoint.
-            frozen: the weights that adapters adapt, which no checkpoint holds; None: the run has
-                none.
+            progress: shows the figures of each step; None: nothing does.
+            stop_signals: the requests to stop early; None: there are none.
 
         Raises:
-            UserError: there is no checkpoint, or not of this model.
+            RunError: the loss was not finite for too long, no checkpoint could be saved for too
+                long, or other processes are lost.
         """
-        ...
+        config, first = self.config, self._first
+        if self.step_number >= config.steps:
+            self._log(nothing_to_train(self.step_number, config))
+        writer = MetricsWriter(self.directory, self.step_number, self.files) if first else None
+        comparison = self._comparison(writer)
+        loop: TrainingLoop[Any] = TrainingLoop(
+            runtime=self.runtime,
+            facts=run_facts(config, self.runtime.plan, self.runtime.sent_bytes),
+            config=config,
+            loader=self.loader,
+            checkpointer=self.checkpointer,
+            save=self._save,
+            writer=writer,
+            directory=self.directory if first else None,
+            progress=progress,
+            watchdog=self.watchdog,
+            stop_signals=stop_signals,
+            log=self._log,
+            metadata=self.metadata,
+            compilations=self.compilations,
+            comparison=comparison,
+            replanning=self._replanning(comparison),
+        )
+        before = time.monotonic()
+        self.state = loop.run(self.state, self.step_number, self._consumed)
+        seconds = time.monotonic() - before
+        self.runtime = loop.runtime
+        self.step_number, self._consumed = int(self.state.step), loop.consumed
+        self.watchdog.begin("end", self.step_number)
+        texts: tuple[str, ...] = ()
+        unsampled = None
+        if not loop.stopped_early:
+            texts, unsampled = self._sampled()
+            curve = functools.partial(
+                draw_loss_curve, self.directory.metrics, self.directory.loss_curve
+            )
+            if first:
+                self.files.put(self.directory.loss_curve.name, curve)
+        return Summary(
+            step=self.step_number,
+            stopped_early=loop.stopped_early,
+            exit_code=loop.exit_code,
+            training_seconds=seconds,
+            tokens_per_second=loop.median_tokens_per_second,
+            skipped=int(self.state.skipped),
+            compilations=self.compilations.count,
+            validation=loop.validation,
+            links={site: str(totals) for site, totals in loop.links.items()},
+            texts=texts,
+            unsampled=unsampled,
+        )
+
+    def _sampled(self) -> tuple[tuple[str, ...], str | None]:
+        """Write the samples that the config asks for; all processes gather the weights."""
+        config = self.config
+        if not config.sample.prompts:
+            return (), None
+        services, model = self._services, config.model.base
+        if services is None:
+            return (), "the trainer has nothing to write one with"
+        reason = services.unsampled_reason(model) or self.runtime.ungathered_reason()
+        if reason is not None:
+            return (), reason
+        weights = self.runtime.whole_weights(self.state)
+        if not self._first:
+            return (), None
+        with self._status("writing a sample"):
+            texts = services.sample_texts(
+                weights, model, self.corpus.tokenizer, config.sample, config.seed
+            )
+        samples = self.directory.samples
+        self.files.put(
+            samples.name,
+            functools.partial(samples.write_text, "\n\n".join(texts) + "\n", encoding="utf-8"),
+        )
+        return tuple(texts), None
+
+    def step(self, batch: Batch) -> dict[str, float]:
+        """Train one step on a batch of the caller's, and return its metrics.
+
+        Args:
+            batch: this process's sequences of the global batch, as the loader has them: tokens,
+                targets, segment_ids and positions [sequences, S] in int32, loss_mask [sequences, S]
+                in float32, row [sequences].
+        """
+        requests = {"stop": False, "save": False}
+        self.state, metrics = self.runtime.step(self.state, batch, requests)
+        self.step_number += 1
+        self._consumed += self.config.batch.global_batch_size
+        return {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
+
+    def evaluate(self) -> dict[str, float]:
+        """Return the loss on each validation set, by its name."""
+        return {
+            name: mean_loss(
+                self.runtime.evaluate(self.state, batch) for batch in self.loader.validation(name)
+            )
+            for name in self.loader.validation_names
+        }
+
+    def save(self) -> None:
+        """Save the state as the checkpoint of the newest step, and wait for it."""
+        metadata = {**self.metadata, "consumed_sequences": self._consumed}
+        self._save(self.runtime, self.step_number, self.state, metadata)
+        self.checkpointer.wait()
+
+    def _save(
+        self, computes: Runtime[Any], step: int, state: Any, metadata: Mapping[str, Any]
+    ) -> None:
+        run_state.save(computes, self.checkpointer, step, state, metadata)
+
+    def _comparison(self, writer: MetricsWriter | None) -> PlanComparison | None:
+        """Compare the steps with their plan; None: there is none, or another process does."""
+        plan = None
+        if writer is not None:
+            plan = plan_of_step(self.resolved, self.topology, self._site)
+        if plan is None or writer is None:
+            return None
+        interval, measured = self.config.adapt.interval, self.runtime.measured_links
+        return PlanComparison(plan, interval, measured, self._log, writer.write)
+
+    @property
+    def _site(self) -> str:
+        if self._island is not None:
+            return self._island.site
+        return site_names(self.mesh, self.topology)[0]
+
+    def _replanning(self, comparison: PlanComparison | None) -> Replanning | None:
+        """Plan anew for links that change; None: nobody asked for it, or no plan is made by a link.
+
+        Raises:
+            UserError: the topology does not describe a link.
+        """
+        config, topology, services = self.config, self.topology, self._services
+        if topology is None or services is None or not config.adapt.replan or config.mesh.dc == 1:
+            return None
+        timeout, devices = config.watchdog.first_step_seconds, jax.devices()
+
+        def resolve(changed: Topology, done: int) -> Step:
+            return agreed_step(
+                lambda: services.resolve(config, changed, devices, self._log),
+                timeout,
+                f"step after {done}",
+            )
+
+        links = self.runtime.link_agreement(topology)
+        return Replanning(topology, self._site, links, resolve, comparison, self._log, timeout)
+
+
+class _Start(NamedTuple):
+    """State to train from, and how far that training has come."""
+
+    state: Any
+    step: int
+    consumed_sequences: int
+
+
+def mean_loss(sums: Any) -> float:
+    """Return the loss of a validation set by [sum of losses, number of targets] of its batches."""
+    loss, targets = np.sum([jax.device_get(each) for each in sums], axis=0)
+    return float(loss / targets)
+
+
+def nothing_to_train(step: int, config: RunConfig) -> str:
+    """Say that a run is at its end."""
+    return (
+        f"nothing to train: the run is at step {step}, and steps is {config.steps}; raise it to go "
+        "on"
+    )
+
+
+def open_initial_weights(config: RunConfig) -> HuggingFaceWeights | None:
+    """Open the weights that a new run starts from; None: they are random.
+
+    Raises:
+        UserError: they are not there, or not of the model.
+    """
+    if config.initial_weights is None:
+        return None
+    return HuggingFaceWeights(config.initial_weights, config.model.base)
+
+
+def own_directory(config: RunConfig, island: IslandSettings | None) -> Path:
+    """Return the run's directory, or an island's in it."""
+    return config.run_directory if island is None else config.run_directory / island.site
+
+
+def _placed(
+    config: RunConfig, step: Step, island: IslandSettings | None
+) -> tuple[Mesh, StepPlan, list[int]]:
+    """Return the mesh of this runtime, its step, and the sequences that this process needs."""
+    if island is None:
+        mesh = make_run_mesh(config)
+        plan = step_plan(config, step, mesh)
+        return mesh, plan, sequences_of_process(plan, config.batch.global_batch_size)
+    mesh = make_site_mesh(config)
+    plan = island_plan(config, step.layout, mesh)
+    return mesh, plan, sequences_of_site(config, plan, island.sites.index(island.site))
+
+
+def _run_directory(config: RunConfig, island: IslandSettings | None) -> RunDirectory:
+    """Make the run's directory, or an island's, whose checkpoints are parts of the run's.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    path = own_directory(config, island)
+    return RunDirectory(path, None if island is None else config.run_directory / "checkpoints")
+
+
+def _open_loader(config: RunConfig, corpus: Corpus, sequences: list[int]) -> Loader:
+    return Loader(
+        corpus,
+        sequence_length=config.batch.sequence_length,
+        global_batch_size=config.batch.global_batch_size,
+        sequences=sequences,
+        seed=config.seed,
+        vocab_size=config.model.vocab_size,
+        validation_sequences=config.evaluation.sequences,
+    )
+
+
+def _open_checkpoints(
+    config: RunConfig,
+    directory: RunDirectory,
+    mesh: Mesh,
+    topology: Topology | None,
+    log: Log,
+    transport: Transport | None,
+) -> Checkpointer:
+    sites, own, held = None, None, None
+    if transport is not None:
+        to_sites = between_sites(transport, config.mesh.dc)
+        sites, own = to_sites.site_names, to_sites.site_names[to_sites.site]
+        held = saves_of_sites(to_sites, mesh)
+    elif config.checkpoint.per_site:
+        sites = site_names(mesh, topology)
+    links = topology.links if topology is not None else ()
+    bandwidths = [link.towards(site).bytes_per_second for link in links for site in link.sites]
+    return Checkpointer(
+        directory.checkpoints,
+        mesh,
+        sites=sites,
+        island=own,
+        saves_of_sites=held,
+        keep=config.checkpoint.keep,
+        interval=config.checkpoint.interval,
+        interval_minutes=config.checkpoint.interval_minutes,
+        link_bytes_per_second=min(bandwidths, default=None),
+        report=log,
+    )
+
+
+def _metadata(config: RunConfig, loader: Loader) -> dict[str, Any]:
+    return {
+        "model": config.model.model_dump(mode="json"),
+        "data": loader.fingerprint,
+        "config": config.model_dump(mode="json"),
+        "version": geojax.__version__,
+    }

@@ -22,11 +22,12 @@ from geojax.runtime import StopSignals, Watchdog, translate_collective_errors
 from geojax.runtime.compilation import CompilationCounter
 from geojax.train.adapt.comparison import PlanComparison
 from geojax.train.adapt.replan import Replanning
+from geojax.train.facts import RunFacts
 from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress
+from geojax.train.runtime import Runtime, State
 from geojax.train.step_ends import StepEnds
-from geojax.train.trainer import State, Trainer
 
 # The next step is dispatched before the last one's metrics are read, so that devices never wait for
 # the host; a third step in flight would only hold more memory.
@@ -57,16 +58,21 @@ class TrainingLoop(Generic[State]):
     on every process, so that no process is ever alone in a collective.
     """
 
-    trainer: Trainer[State]
+    runtime: Runtime[State]
+    facts: RunFacts
     config: RunConfig
     loader: Loader
     checkpointer: Checkpointer
+    save: Callable[[Runtime[State], int, State, Mapping[str, Any]], None]
+    """Function that saves the state after a step, with metadata, by `checkpointer`."""
     writer: MetricsWriter | None
     directory: RunDirectory | None
     """The run directory, on the process that writes into it."""
-    progress: Progress
+    progress: Progress | None
+    """Display of the figures of each step; None: there is none."""
     watchdog: Watchdog
-    stop_signals: StopSignals
+    stop_signals: StopSignals | None
+    """Requests to stop early; None: there are none."""
     log: Callable[[str], None]
     """Function that shows a line to the user."""
     metadata: Mapping[str, Any]
@@ -85,7 +91,8 @@ class TrainingLoop(Generic[State]):
         self._pending: collections.deque[_PendingStep] = collections.deque()
         self._ends = StepEnds()
         self._save_asked = False
-        self._consumed = 0
+        self.consumed = 0
+        """Sequences of the data that all steps consumed."""
         self._clock = time.monotonic()
         self._tokens_per_second: list[float] = []
 
@@ -98,7 +105,8 @@ class TrainingLoop(Generic[State]):
     @property
     def exit_code(self) -> int:
         """Exit code for the shell: 0, or after a signal 128 and its number (130 for Ctrl-C)."""
-        return (self.stop_signals.exit_code or 130) if self.stopped_early else 0
+        signals = self.stop_signals
+        return ((signals and signals.exit_code) or 130) if self.stopped_early else 0
 
     def run(self, state: State, start: int, consumed_sequences: int) -> State:
         """Train from `start` to the config's last step, or until Ctrl-C; the last state is saved.
@@ -119,20 +127,21 @@ class TrainingLoop(Generic[State]):
     def _train(self, state: State, start: int, consumed_sequences: int) -> State:
         config, done = self.config, start
         self.watchdog.begin("host work", start)
-        self._consumed = consumed_sequences
+        self.consumed = consumed_sequences
         if start == 0:
             self._validate(state, 0)
         batches = self.loader.iterate(consumed_sequences)
         self._restart_clock()
         while done < config.steps and not self.stopped_early:
-            requests = {"stop": self.stop_signals.requested, "save": self.checkpointer.due()}
+            stop = self.stop_signals is not None and self.stop_signals.requested
+            requests = {"stop": stop, "save": self.checkpointer.due()}
             with self.watchdog.data(done + 1):
                 batch = next(batches)
             with self.watchdog.dispatch(done + 1):
-                state, metrics = self.trainer.step(state, batch, requests)
+                state, metrics = self.runtime.step(state, batch, requests)
             done += 1
-            self._consumed += config.batch.global_batch_size
-            links = self.trainer.link_traffic()
+            self.consumed += config.batch.global_batch_size
+            links = self.runtime.link_traffic()
             self._pending.append(_PendingStep(done, metrics, links, self._ends.of(metrics)))
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
@@ -193,7 +202,7 @@ class TrainingLoop(Generic[State]):
         links: Mapping[str, LinkTraffic],
         seconds: float,
     ) -> None:
-        facts = self.trainer.facts
+        facts = self.facts
         tokens_per_second = facts.tokens_per_step / seconds
         self._tokens_per_second.append(tokens_per_second)
         utilization = facts.model_flops_utilization(tokens_per_second)
@@ -230,7 +239,8 @@ class TrainingLoop(Generic[State]):
             )
         if self.writer is not None:
             self.writer.write(step, values)
-        self.progress.update(step, figures)
+        if self.progress is not None:
+            self.progress.update(step, figures)
         if self.comparison is not None:
             self.comparison.record(step, seconds, links)
 
@@ -244,7 +254,7 @@ class TrainingLoop(Generic[State]):
                 if batch is None:
                     break
                 with self.watchdog.step(step, "validation"):
-                    sums.append(jax.device_get(self.trainer.evaluate(state, batch)))
+                    sums.append(jax.device_get(self.runtime.evaluate(state, batch)))
             loss, targets = np.sum(sums, axis=0)
             value = float(loss / targets)
             self.validation.setdefault(name, []).append((step, value))
@@ -257,19 +267,19 @@ class TrainingLoop(Generic[State]):
         if self.replanning is None or self.stopped_early or step == self.config.steps:
             return state
         with self.watchdog.step(step, "plan"):
-            trainer = self.replanning.replanned(self.trainer, step)
-            if trainer is None:
+            anew = self.replanning.replanned(self.runtime, step)
+            if anew is None:
                 return state
-            self.trainer = trainer
+            self.runtime = anew
             self.watchdog.expect_first_step()
-            return trainer.adopt(state)
+            return anew.adopt(state)
 
     def _save(self, state: State, step: int) -> None:
         self._save_asked = False
-        metadata = {**self.metadata, "consumed_sequences": self._consumed}
+        metadata = {**self.metadata, "consumed_sequences": self.consumed}
         with self.watchdog.step(step, "save"):
             self._make_directory_again()
-            self.trainer.save(self.checkpointer, step, state, metadata)
+            self.save(self.runtime, step, state, metadata)
 
     def _make_directory_again(self) -> None:
         """Make the run directory anew where it was removed; if that fails, so will the save.

@@ -14,7 +14,7 @@ ENDS = (
     "geojax.probe:probe",
     "geojax.runtime.start:join",
     "geojax.runtime.rendezvous:join",
-    "geojax.data.corpus:prepare_standard_library",
+    "geojax.data.standard_library:prepare_standard_library",
     "geojax.cli.launch:supervise",
     "geojax.launch.hosts:_connected_to",
     "geojax.cli.wan:bring_up",
@@ -82,7 +82,7 @@ REPLACED = {
     "geojax.planner.resolve.resolve:preflight": _unjudged,
     "geojax.train.compiled_run:CompiledRun.build": classmethod(_without_programs),
     "geojax.train.compiled_run:CompiledRun.fp8_programs": (),
-    "geojax.train.compiled_run:CompiledRun.initial_state": _read_weights,
+    "geojax.train.run_state:begin": _read_weights,
     "geojax.train.training_loop:TrainingLoop.run": _read_batches,
 }
 """Functions that a case goes through without what they compile."""

@@ -35,7 +35,7 @@ _MODULES = (
     "geojax.cli.main",
     "geojax.cli.simulated_pipeline",
     "geojax.cli.probe_tables",
-    "geojax.data.prepare",
+    "geojax.data.preparation",
     "geojax.launch.hosts",
     "geojax.pipeline.drawing.timelines",
     "geojax.pipeline.drawing.trace",
@@ -43,8 +43,8 @@ _MODULES = (
     "geojax.pipeline.simulation.staged_model",
     "geojax.inference",
     "geojax.train.run",
-    "geojax.train.saved.export",
-    "geojax.train.saved.held_out",
+    "geojax.saved_runs.export",
+    "geojax.saved_runs.held_out",
     "geojax.planner.resolve.traced_run",
 )
 

@@ -29,7 +29,7 @@ from geojax.cli.main import run as geojax
 from geojax.data import PrepareSettings, prepare
 from geojax.inference import LoadedModel
 from geojax.inference.loaded_model import serving_mesh
-from geojax.train.saved.saved_run import serve_run
+from geojax.saved_runs.saved_run import serve_run
 
 
 @pytest.fixture(scope="module")

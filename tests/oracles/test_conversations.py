@@ -10,7 +10,7 @@ from support.small_models import model_of
 
 from geojax.data import PrepareSettings, Tokenizer, prepare
 from geojax.data.chat import ChatTemplate
-from geojax.train.saved.export import ExportedTokenizer
+from geojax.saved_runs.export import ExportedTokenizer
 
 
 @pytest.mark.parametrize("template", [WITH_TAGS, CHATML])

@@ -14,7 +14,7 @@ from geojax.cli.main import run as geojax
 from geojax.errors import RunError, UserError
 from geojax.inference.harness import HarnessModel, Tasks
 from geojax.inference.loaded_model import serving_mesh
-from geojax.train.saved.saved_run import serve_run
+from geojax.saved_runs.saved_run import serve_run
 
 TASKS = {
     "choices": {

@@ -25,10 +25,10 @@ from geojax.models import ModelConfig, logits
 from geojax.models.huggingface import read_model_fields
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
+from geojax.saved_runs.export import export_run
 from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import initial_state, state_layouts
-from geojax.train.saved.export import export_run
 
 STEPS, ROWS, SEQUENCE = 20, 4, 12
 SITES = ("east", "west")

@@ -12,6 +12,20 @@ from geojax.models import ModelConfig
 from geojax.named_arrays import describe_arrays
 
 
+def refuse_earlier_version(path: Path, saved: Mapping[str, Any] | None) -> None:
+    """Check that the checkpoint's metadata tell the settings and the position in the data.
+
+    Raises:
+        UserError: they do not, as in an earlier version of geojax.
+    """
+    if saved is not None and not {"config", "consumed_sequences"} <= saved.keys():
+        raise UserError(
+            f"{path}: an earlier version of geojax wrote this checkpoint, without its settings "
+            "and its position in the data. Resume it with that version, or start in another run "
+            "directory"
+        )
+
+
 def refuse_other_model(path: Path, saved: Any, given: Mapping[str, Any]) -> None:
     """Compare the model config saved in the checkpoint at `path` with the one `given`.
 

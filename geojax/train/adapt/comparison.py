@@ -3,15 +3,14 @@
 import dataclasses
 import statistics
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import NamedTuple
 
 from geojax.islands.traffic import LinkTraffic
 from geojax.step.resolved import Step
 from geojax.topology import Topology
-from geojax.train.adapt.deviations import (
+from geojax.train.links.deviations import (
     WINDOWS,
     LinkFigures,
+    LinkRequest,
     StepFigures,
     changed_links,
     deviations,
@@ -56,20 +55,6 @@ def plan_of_step(step: Step, topology: Topology | None, site: str) -> Plan | Non
     if step.seconds is None:
         return Plan(StepFigures(None, links))
     return Plan(StepFigures(step.seconds.value, links), step.seconds.relative_error)
-
-
-class LinkRequest(NamedTuple):
-    """Request of a process for a new plan."""
-
-    changed: Mapping[str, LinkFigures] = MappingProxyType({})
-    """Links to other sites that were off in the last windows, and what they are."""
-    unexplained: bool = False
-    """True if steps were off in the last windows, and nothing tells whether a link is why."""
-
-    @property
-    def is_one(self) -> bool:
-        """True if it asks for anything."""
-        return bool(self.changed) or self.unexplained
 
 
 class PlanComparison:

@@ -8,8 +8,6 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from geojax.checkpoint import Checkpointer
-from geojax.checkpoint.reading.initial_weights import with_weights
 from geojax.config.run_config import RunConfig
 from geojax.errors import RunError
 from geojax.islands.actions import SiteAction, fetched_ahead, forward_actions
@@ -42,7 +40,6 @@ from geojax.islands.stage_transport import between_sites, stage_transports
 from geojax.islands.traffic import LinkTraffic
 from geojax.islands.walk import Walk
 from geojax.models import parameter_count
-from geojax.models.huggingface import HuggingFaceWeights
 from geojax.optim import bytes_per_device, make_optimizer
 from geojax.pipeline.schedule import Placement
 from geojax.quantities import quantity
@@ -50,12 +47,14 @@ from geojax.step.batches import global_batch, global_signals, sequences_of_proce
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
 from geojax.step.stage_layers import staged_layers
-from geojax.step.state import TrainState, with_own_sites, with_saved_sites
+from geojax.step.state import TrainState, with_own_sites
+from geojax.topology import Topology
 from geojax.train.islands.site_rates import tell_rates, with_told_rates
-from geojax.train.planning import DrawTimeline
+from geojax.train.links.agreement import LinksOfIslands
 from geojax.train.report import mesh_line
-from geojax.train.sample import gather_full_params, unsampled_reason
-from geojax.train.trainer import Batch, TrainerFacts
+from geojax.train.runtime import Batch
+from geojax.train.services import DrawTimeline
+from geojax.train.whole_weights import gather_full_params, ungathered_reason
 from geojax.train.writing.background_writer import Put, write_at_once
 from geojax.transport import MeasuredLink, Transport
 
@@ -67,7 +66,7 @@ _TABLE = "embedding"
 
 @dataclasses.dataclass(frozen=True)
 class IslandRun:
-    """A config on one of several sites: a `geojax.train.trainer.Trainer`."""
+    """A config on one of several sites: a `geojax.train.runtime.Runtime`."""
 
     config: RunConfig
     """The run of all sites."""
@@ -84,8 +83,8 @@ class IslandRun:
     stage_bytes: np.ndarray
     """[stages, sites, 2]: bytes of a step from each stage of the site to other sites, and back."""
     optimizer: Any
-    draw_timeline: DrawTimeline
-    """Function that draws a recorded step beside the simulated one."""
+    draw_timeline: DrawTimeline | None
+    """Function that draws a recorded step beside the simulated one; None: nothing is drawn."""
     parts: Sequence[TrainState]
     """The `LeafLayout` of each leaf of each site's part, as checkpoints have it."""
     table_sites: Sequence[int] = ()
@@ -102,7 +101,7 @@ class IslandRun:
         resolved: Step,
         plan: StepPlan,
         transport: Transport,
-        draw_timeline: DrawTimeline,
+        draw_timeline: DrawTimeline | None = None,
         log: Callable[[str], None] = print,
         put: Put = write_at_once,
         *,
@@ -115,7 +114,7 @@ class IslandRun:
             resolved: its choices.
             plan: from `island_plan`.
             transport: joins this process to those that hold other stages, in all sites.
-            draw_timeline: draws a recorded step beside the simulated one.
+            draw_timeline: draws a recorded step beside the simulated one; None: nothing is drawn.
             log: shows a line to the user.
             put: takes pictures to be drawn and written.
             before: run of the same processes that this one goes on from: its messages come after
@@ -161,15 +160,36 @@ class IslandRun:
             put,
         )
 
-    def initial_state(self, weights: HuggingFaceWeights | None = None) -> SiteState:
-        """Return the state before the first step; `weights` take the place of random ones."""
-        state = SiteState(tuple(each.initial_state(self.config.seed) for each in self._programs))
-        if weights is None:
-            return state
-        joined = join_stages(state, self.saved_layouts, self.plan.mesh)
-        return self._of_stages(
-            with_weights(joined, weights, self.saved_layouts.parameters, self.plan.mesh)
+    def initial_state(self) -> SiteState:
+        """Return the state before the first step, with random weights."""
+        return SiteState(tuple(each.initial_state(self.config.seed) for each in self._programs))
+
+    def as_saved(self, state: SiteState) -> TrainState:
+        """Return the site's state as its checkpoint has it."""
+        return join_stages(state, self.layouts, self.plan.mesh)
+
+    def from_saved(self, saved: TrainState) -> SiteState:
+        """Divide the site's state, as its checkpoint has it, among its stages."""
+        layouts, meshes = zip(
+            *((each.layouts, each.plan.mesh) for each in self._programs), strict=True
         )
+        return split_stages(saved, layouts, meshes, self.plan.mesh)
+
+    def agree_on_save(self, step: int, saved: TrainState) -> str:
+        """Check that sites hold the same weights where they should, and name their save.
+
+        Raises:
+            RunError: some sites hold other weights.
+        """
+        if differing := self._differing_sites(step, saved):
+            sites = ", ".join(map(str, differing))
+            raise RunError(
+                f"step {step}: the weights of site {sites} are not those of site 0 "
+                "(counted from 0), because a device or a link is broken. Nothing is saved. Check "
+                "the hosts (geojax probe) and resume from the newest checkpoint"
+            )
+        # By which the parts of a save belong together.
+        return self.exchange.random_name(self.plan.mesh)
 
     def step(
         self, state: SiteState, batch: Batch, requests: Mapping[str, bool]
@@ -208,7 +228,8 @@ class IslandRun:
             names = [
                 f"{site}.{stage}" if count > 1 else site for site in sites for stage in range(count)
             ]
-        if jax.process_index() != 0:
+        draw_timeline = self.draw_timeline
+        if draw_timeline is None or jax.process_index() != 0:
             return
         folder = self.config.run_directory / sites[own]
         image, trace = folder / "timeline.png", folder / "timeline.json"
@@ -216,7 +237,7 @@ class IslandRun:
         step = self.stages.walks[0].steps
 
         def draw() -> None:
-            measured, simulated = self.draw_timeline(schedule, named, image, trace, count)
+            measured, simulated = draw_timeline(schedule, named, image, trace, count)
             self.log(
                 f"step {step} after the start, {quantity(measured, 's')} and simulated "
                 f"{quantity(simulated, 's')}, is drawn in {image} and {trace}"
@@ -295,6 +316,11 @@ class IslandRun:
         """Groups of the site's processes that hold the same stages."""
         return process_groups(self.plan.mesh)
 
+    def link_agreement(self, topology: Topology) -> LinksOfIslands:
+        """Return the agreement on links that have changed, which each site times for itself."""
+        names = tuple(self.transport.site_names)
+        return LinksOfIslands(Exchange(self.transport, "links"), self.plan.mesh, names)
+
     def replanned(self, step: Step) -> Self | None:
         """Compile another step of the same run and mesh; None: its program is this one's.
 
@@ -329,7 +355,7 @@ class IslandRun:
 
     @property
     def _sent(self) -> str:
-        return f"predicted {quantity(float(self.link_bytes[:, 0].sum()), 'B')} over dc"
+        return f"predicted {quantity(self.sent_bytes, 'B')} over dc"
 
     def evaluate(self, state: SiteState, batch: Batch) -> Any:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
@@ -368,30 +394,8 @@ class IslandRun:
         count = self.config.of_one_stage.batch.global_batch_size
         return global_batch(plan, count, sequences_of_process(plan, count), batch)
 
-    def save(
-        self, checkpointer: Checkpointer, step: int, state: SiteState, metadata: Mapping[str, Any]
-    ) -> None:
-        """Save what the site's devices hold; all sites together save what one program would.
-
-        In role data that is the whole model and the site's rounding errors, in role stage its part.
-
-        Raises:
-            RunError: the sites do not hold the same weights where they should.
-        """
-        joined = join_stages(state, self.saved_layouts, self.plan.mesh)
-        if differing := self._differing_sites(step, joined):
-            sites = ", ".join(map(str, differing))
-            raise RunError(
-                f"step {step}: the weights of site {sites} are not those of site 0 "
-                "(counted from 0), because a device or a link is broken. Nothing is saved. Check "
-                "the hosts (geojax probe) and resume from the newest checkpoint"
-            )
-        # By which the parts of a save belong together.
-        checkpointer.run = self.exchange.random_name(self.plan.mesh)
-        checkpointer.save(step, joined, self.saved_layouts, metadata, self.parts)
-
     @property
-    def saved_layouts(self) -> TrainState:
+    def layouts(self) -> TrainState:
         """The `LeafLayout` of each leaf of the site's state in a checkpoint."""
         return self.parts[self.transport.site]
 
@@ -408,46 +412,21 @@ class IslandRun:
             return []
         return self.agreement.differing_sites(step, _table(state.parameters))
 
-    def restore(
-        self,
-        checkpointer: Checkpointer,
-        model: Mapping[str, Any],
-        frozen: HuggingFaceWeights | None = None,
-    ) -> tuple[SiteState, dict[str, Any]]:
-        """Restore the newest checkpoint that all sites have, of islands or of one program.
-
-        Raises:
-            UserError: as in `Trainer.restore`; or the sites have no step in common.
-            RunError: another site is lost.
-        """
-        assert frozen is None, "islands have no adapters"
-        saved, metadata = checkpointer.restore(
-            self.saved_layouts, model=model, adapt=with_saved_sites, parts=self.parts
-        )
-        return self._of_stages(with_own_sites(saved, self.saved_layouts, self.plan)), metadata
-
-    def _of_stages(self, joined: TrainState) -> SiteState:
-        """Divide the site's state, as its checkpoint has it, among its stages."""
-        layouts, meshes = zip(
-            *((each.layouts, each.plan.mesh) for each in self._programs), strict=True
-        )
-        return split_stages(joined, layouts, meshes, self.plan.mesh)
-
     @functools.cached_property
     def agreement(self) -> Agreement:
         """The check that sites hold the same weights: all, or a tied table."""
-        layouts = self.saved_layouts.parameters
+        layouts = self.layouts.parameters
         sites: Sequence[int] = range(self.transport.sites)
         if not self.holds_all:
             layouts, sites = _table(layouts), self.table_sites
         return Agreement(self.exchange, self.plan.mesh, layouts, sites)
 
-    def gather_full_params(self, state: SiteState) -> Any:
+    def whole_weights(self, state: SiteState) -> Any:
         """Return the weights in the compute dtype, unsharded, on process 0's first device."""
         weights = state.stages[0].evaluated_weights
-        return gather_full_params(weights, self.saved_layouts.parameters, self.plan)
+        return gather_full_params(weights, self.layouts.parameters, self.plan)
 
-    def unsampled_reason(self) -> str | None:
+    def ungathered_reason(self) -> str | None:
         """Say why this site writes no sample; None: it does.
 
         All sites would write the same, so the first one does.
@@ -456,12 +435,12 @@ class IslandRun:
             return "each site holds only some of the layers"
         if self.transport.site:
             return f"that is for site {self.transport.site_names[0]}, which has the same weights"
-        return unsampled_reason(self.config.model, self.saved_layouts, self.plan)
+        return ungathered_reason(self.config.model, self.layouts, self.plan)
 
-    @functools.cached_property
-    def facts(self) -> TrainerFacts:
-        """Facts for the log; a step's bytes are those of its messages."""
-        return TrainerFacts.of(self.config, self.plan, float(self.link_bytes[:, 0].sum()))
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes of a step's messages to other sites."""
+        return float(self.link_bytes[:, 0].sum())
 
     @property
     def fp8_programs(self) -> list[jax.stages.Compiled]:

@@ -12,7 +12,7 @@ from geojax.cli.main import run as geojax
 from geojax.data import Tokenizer
 from geojax.errors import UserError
 from geojax.inference import generation
-from geojax.train.saved import saved_run
+from geojax.saved_runs import saved_run
 
 WORDS = Tokenizer.train(["one two three"] * 9, vocabulary_size=270)
 MODEL = model_of("llama").replace(vocab_size=300, max_position_embeddings=32)

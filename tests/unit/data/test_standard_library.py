@@ -5,6 +5,7 @@ import pytest
 
 from geojax.data import Corpus, DataSettings, prepare_standard_library
 from geojax.data import standard_library as module
+from geojax.data.standard_library import open_standard_library
 from geojax.errors import UserError
 
 
@@ -85,7 +86,7 @@ def test_concurrent_first_uses_agree(small_library, tmp_path):
 
 @pytest.mark.slow
 def test_the_real_library(tmp_path):
-    corpus = Corpus.open(DataSettings(cache=tmp_path))
+    corpus = Corpus.open(DataSettings(cache=tmp_path), open_standard_library)
     prepared = corpus.sources[0].prepared
     splits = prepared.manifest.splits
     assert splits["train"].tokens > 1_500_000

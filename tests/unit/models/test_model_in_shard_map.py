@@ -7,7 +7,8 @@ from jax.sharding import PartitionSpec
 from model_families import FAMILIES
 
 import geojax
-from geojax.models import Transformer, init_parameters, logits, loss_sum
+from geojax.models import init_parameters, logits, loss_sum
+from geojax.models.linen import Transformer
 
 _ROWS = PartitionSpec(("dc", "data"))
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from geojax.topology import Topology
-from geojax.train.adapt.deviations import (
+from geojax.train.links.deviations import (
     WINDOWS,
     LinkFigures,
     StepFigures,

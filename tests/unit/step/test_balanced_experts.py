@@ -12,7 +12,7 @@ from geojax.inference.loaded_model import weight_layouts
 from geojax.precision import policy
 from geojax.step.state import parameter_layouts
 from geojax.step.weight_sources import gather_layers
-from geojax.train.sample import gather_full_params
+from geojax.train.whole_weights import gather_full_params
 
 MODEL = Draw("deepseek", "balanced", 8, 0.0, (), 1, ()).model()
 

@@ -18,6 +18,7 @@ from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights
 from geojax.named_arrays import leaves_by_name
 from geojax.pipeline.simulation.model_costs import head_operations, layer_operations
 from geojax.planner.cost.adapters import refuse_adapters
+from geojax.train import run_state
 
 ROWS, REQUESTS = 8, {"stop": False, "save": False}
 LORA = {"rank": 4, "alpha": 8.0}
@@ -56,18 +57,18 @@ def test_a_resumed_run_goes_on_bit_by_bit_and_its_checkpoint_holds_adapters_alon
     run = compiled_run(config, mesh)
     batches = [make_batch(config.model, seed, ROWS) for seed in range(4)]
     model = config.model.model_dump(mode="json")
-    state = run.initial_state(base)
+    state = run_state.begin(run, base)
     before = jax.device_get(state.parameters)
     with Checkpointer(tmp_path / "checkpoints", mesh, sites=("a", "b")) as checkpointer:
         for step, batch in enumerate(batches):
             if step == 2:
-                run.save(checkpointer, 2, state, {"model": model})
+                run_state.save(run, checkpointer, 2, state, {"model": model})
             state, _ = run.step(state, batch, REQUESTS)
         checkpointer.wait()
-        resumed, _ = run.restore(checkpointer, model, base)
+        resumed, _ = run_state.restore(run, checkpointer, model, base)
         for batch in batches[2:]:
             resumed, _ = run.step(resumed, batch, REQUESTS)
-        run.save(checkpointer, 4, resumed, {"model": model})
+        run_state.save(run, checkpointer, 4, resumed, {"model": model})
     jax.tree.map(np.testing.assert_array_equal, resumed, state)
     moved = jax.tree.map(lambda one, two: np.abs(one - two).max() > 0, before, state.parameters)
     assert all(jax.tree.leaves(moved)), "all adapters should have learned"
@@ -80,7 +81,7 @@ def test_a_resumed_run_goes_on_bit_by_bit_and_its_checkpoint_holds_adapters_alon
     assert count == parameter_count(config.model) - parameter_count(config.model.base)
     alone = make_mesh(devices=jax.devices()[:1])
     read = merged.read(weight_layouts(config.model.base, alone, np.float32), alone)
-    gathered = run.gather_full_params(state)
+    gathered = run.whole_weights(state)
     jax.tree.map(
         lambda one, two: np.testing.assert_allclose(one, two, rtol=1e-5, atol=1e-6), read, gathered
     )

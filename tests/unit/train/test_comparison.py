@@ -7,7 +7,7 @@ from geojax.config.run_config import RunConfig
 from geojax.islands.traffic import LinkTraffic
 from geojax.topology import Topology
 from geojax.train.adapt.comparison import Plan, PlanComparison, plan_of_step
-from geojax.train.adapt.deviations import LinkFigures, StepFigures
+from geojax.train.links.deviations import LinkFigures, StepFigures
 from geojax.transport import MeasuredLink
 
 PLAN = Plan(StepFigures(0.8, {"west": LinkFigures(0.021, 1.25e8)}), 0.1)

@@ -50,7 +50,7 @@ def random_batch(config):
 
 def exact_loss(run, batch):
     """The sum of the losses of the run's first weights, on one device in float64."""
-    weights = jax.device_get(run.gather_full_params(run.initial_state()))
+    weights = jax.device_get(run.whole_weights(run.initial_state()))
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
         return jax.device_get(jax.jit(loss_sum, static_argnums=2)(wide, batch, run.config.model))[0]

@@ -30,6 +30,8 @@ from geojax.islands.island_plan import (
 from geojax.islands.site_state import SiteState
 from geojax.planner.fp8_products import check_fp8_products
 from geojax.planner.resolve.site_schedule import held_at_once, held_microbatches
+from geojax.train import run_state
+from geojax.train.facts import run_facts
 from geojax.train.joined_sites import saves_of_sites
 from geojax.transport import loopback
 
@@ -129,7 +131,7 @@ class Islands:
     def save(self, folder, metadata):
         def save(run, state):
             with self.checkpoints(run, folder) as checkpoints:
-                run.save(checkpoints, int(state.step), state, metadata)
+                run_state.save(run, checkpoints, int(state.step), state, metadata)
 
         self.all(save)
 
@@ -139,7 +141,7 @@ class Islands:
 
         def restore(run, state, folder, told):
             with self.checkpoints(run, folder, told.append) as checkpoints:
-                return run.restore(checkpoints, model)[0]
+                return run_state.restore(run, checkpoints, model)[0]
 
         self.states = self.all(restore, folders, told)
         return told
@@ -155,7 +157,7 @@ def whole(run, state):
 def whole_site(run, state):
     """The state of a site in role data."""
     (own,) = state.stages
-    return whole_state.on_host(own, run.saved_layouts)
+    return whole_state.on_host(own, run.layouts)
 
 
 def close(one, other):
@@ -195,7 +197,8 @@ def test_validation_is_that_of_one_program(trained, batches):
 
 
 def test_facts_count_the_messages_of_a_step(trained):
-    facts = trained[2].runs[0].facts
+    run = trained[2].runs[0]
+    facts = run_facts(run.config, run.plan, run.sent_bytes)
     assert facts.tokens_per_step == ROWS * 32
     # Every parameter once, in float64, padded to the two ranks of a site.
     parameters = sum(
@@ -208,7 +211,7 @@ def test_traffic_of_a_step_names_sites_bytes_and_the_causes_of_waits(trained):
     for run, peer in zip(trained[2].runs, NAMES[::-1], strict=True):
         (site, traffic), *others = run.link_traffic().items()
         assert (site, others) == (peer, [])
-        assert traffic.sent_bytes == traffic.received_bytes == run.facts.cross_site_bytes
+        assert traffic.sent_bytes == traffic.received_bytes == run.sent_bytes
         # Two buckets and the scalars.
         assert 1 <= traffic.messages_in_flight <= 3
         assert set(traffic.wait_seconds) == {"bucket", "scalars", "offer"}
@@ -220,9 +223,7 @@ def test_as_many_microbatches_are_held_as_fit(trained):
     step = run.stages.walks[0].programs.step_bytes
     # The stream before and after each layer is among what two of eight sequences keep in float64.
     assert step.of_microbatch > 2 * ROWS // 2 // 4 * 32 * 20 * 8
-    parameters = sum(
-        math.prod(each.shape) for each in jax.tree.leaves(run.saved_layouts.parameters)
-    )
+    parameters = sum(math.prod(each.shape) for each in jax.tree.leaves(run.layouts.parameters))
     # Weights and gradients are whole on each device; messages are shards: of this step, of the one
     # before, and of the other site; and so is the total.
     assert step.always == pytest.approx((2 + 4 / 2) * 8 * parameters, rel=0.1)
@@ -253,11 +254,11 @@ def test_checkpoints_go_from_islands_to_one_program_and_back(trained, batches, t
     model = config("islands").model.model_dump(mode="json")
     islands.save(tmp_path, {"model": model})
     with Checkpointer(tmp_path, run.plan.mesh, sites=NAMES) as checkpoints:
-        resumed, metadata = run.restore(checkpoints, model)
+        resumed, metadata = run_state.restore(run, checkpoints, model)
     assert metadata["step"] == 2
     close(whole(run, resumed), whole(run, state))
     with Checkpointer(tmp_path / "all", run.plan.mesh) as checkpoints:
-        run.save(checkpoints, 2, resumed, {"model": model})
+        run_state.save(run, checkpoints, 2, resumed, {"model": model})
     again = copy.copy(islands)
     again.restore([tmp_path / "all"] * SITES, model)
     again.step(batches[3])
@@ -370,11 +371,11 @@ def test_checkpoints_go_from_stages_to_one_program_and_back(stages, tmp_path):
     islands.save(tmp_path / "islands", {"model": model})
     assert {folder.name for folder in (tmp_path / "islands").iterdir()} == set(NAMES)
     with Checkpointer(tmp_path / "islands", run.plan.mesh, sites=NAMES) as checkpoints:
-        resumed, metadata = run.restore(checkpoints, model)
+        resumed, metadata = run_state.restore(run, checkpoints, model)
     assert metadata["step"] == 2
     close(whole(run, resumed), whole(run, state))
     with Checkpointer(tmp_path / "one", run.plan.mesh, sites=NAMES) as checkpoints:
-        run.save(checkpoints, 2, resumed, {"model": model})
+        run_state.save(run, checkpoints, 2, resumed, {"model": model})
     again = copy.copy(islands)
     for site, name in enumerate(NAMES):  # each sees its own folder alone
         shutil.copytree(tmp_path / "one" / name, tmp_path / str(site) / name)
@@ -445,7 +446,7 @@ def test_islands_planned_anew_compress_their_gradients(trained, batches):
     communication = own.communication.model_copy(update={"gradient_compression": "int8"})
     anew = changed(islands, communication=communication)
     for run, own in zip(anew.runs, anew.states, strict=True):
-        assert run.facts.cross_site_bytes < 0.2 * islands.runs[0].facts.cross_site_bytes
+        assert run.sent_bytes < 0.2 * islands.runs[0].sent_bytes
         assert not any(leaf.any() for leaf in jax.tree.leaves(own.stages[0].error_feedback))
     for batch in batches[2:]:
         first, second = anew.step(batch)

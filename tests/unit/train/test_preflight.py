@@ -21,7 +21,7 @@ from geojax.planner.resolve.preflight import (
 )
 from geojax.planner.resolve.traced_run import trace_run
 from geojax.step.resolved import MemoryVerdict
-from geojax.train.run import show_memory
+from geojax.train.agreed_step import show_memory
 
 REPOSITORY = Path(__file__).parents[3]
 TOO_LARGE = REPOSITORY / "tests" / "data" / "nemotron4-340b-zbv.yaml"

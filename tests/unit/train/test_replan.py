@@ -17,10 +17,10 @@ from geojax.islands.exchange import Exchange
 from geojax.planner.resolve.changed_links import planned_for
 from geojax.planner.resolve.resolve import resolve
 from geojax.topology import Topology
-from geojax.train.adapt.comparison import LinkRequest
-from geojax.train.adapt.deviations import LinkFigures, with_links
-from geojax.train.adapt.link_meter import LinkMeter
-from geojax.train.adapt.replan import LinksOfIslands, LinksOfOneProgram, Replanning
+from geojax.train.adapt.replan import Replanning
+from geojax.train.links.agreement import LinksOfIslands, LinksOfOneProgram
+from geojax.train.links.deviations import LinkFigures, LinkRequest, with_links
+from geojax.train.links.link_meter import LinkMeter
 from geojax.transport import loopback
 
 ROWS, NAMES = 8, ("east", "west")

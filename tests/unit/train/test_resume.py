@@ -8,15 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_models import model_of
 
-from geojax.checkpoint.reading.compatibility import refuse_other_model
+from geojax.checkpoint.reading.compatibility import refuse_earlier_version, refuse_other_model
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.optim import SCHEDULES, learning_rate_schedule
-from geojax.train.saved.resume import (
+from geojax.train.resume import (
     changed_settings,
     jump_note,
-    refuse_earlier_version,
     refuse_other_schedule,
     schedule_note,
     warmup_note,

@@ -1,4 +1,4 @@
-"""The training loop on a trainer of plain numbers: no mesh, no plan, no compiled program."""
+"""The training loop on a runtime of plain numbers: no mesh, no plan, no compiled program."""
 
 import contextlib
 import io
@@ -17,23 +17,24 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import RunError
 from geojax.islands.traffic import LinkTraffic
 from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
+from geojax.train.facts import RunFacts
 from geojax.train.report import Progress
-from geojax.train.trainer import Trainer, TrainerFacts
 from geojax.train.training_loop import TrainingLoop
 
 STEPS = 10
 BATCH = 8
 
 
-class CountingTrainer:
-    """The state is the number of steps done; hooks stand for what happens during a step."""
+FACTS = RunFacts(
+    tokens_per_step=1000,
+    flops_per_token=6.0,
+    peak_flops=1e6,
+    cross_site_bytes=2e6,
+)
 
-    facts = TrainerFacts(
-        tokens_per_step=1000,
-        flops_per_token=6.0,
-        peak_flops=1e6,
-        cross_site_bytes=2e6,
-    )
+
+class CountingRuntime:
+    """The state is the number of steps done; hooks stand for what happens during a step."""
 
     def __init__(self):
         self.batches = []
@@ -72,12 +73,6 @@ class CountingTrainer:
     def evaluate(self, state, batch):
         self.evaluated.append(state)
         return np.array([2.0 * len(batch["row"]), len(batch["row"])])
-
-    def save(self, checkpointer, step, state, metadata):
-        checkpointer.save(step, state, metadata)
-
-    def restore(self, checkpointer, model):
-        raise AssertionError("the loop must not restore: it is given the state")
 
 
 class Checkpoints:
@@ -127,7 +122,8 @@ class Lines:
 
 
 @contextlib.contextmanager
-def loop_of(trainer: Trainer, checkpoints=None, **changes):
+def loop_of(runtime, checkpoints=None, **changes):
+    checkpoints = checkpoints or Checkpoints()
     config = RunConfig(
         run_directory="unused",
         steps=STEPS,
@@ -142,10 +138,12 @@ def loop_of(trainer: Trainer, checkpoints=None, **changes):
     console = rich.console.Console(file=text, soft_wrap=True)
     with StopSignals() as stop, Watchdog(WatchdogSettings()) as watchdog:
         loop = TrainingLoop(
-            trainer=trainer,
+            runtime=runtime,
+            facts=FACTS,
             config=config,
             loader=Sequences(),
-            checkpointer=checkpoints or Checkpoints(),
+            checkpointer=checkpoints,
+            save=lambda _, step, state, metadata: checkpoints.save(step, state, metadata),
             writer=Lines(),
             directory=None,
             progress=Progress(console, STEPS, 0),
@@ -160,15 +158,15 @@ def loop_of(trainer: Trainer, checkpoints=None, **changes):
 
 
 def test_a_trainer_that_waits_in_a_step_is_watched():
-    trainer, watched = CountingTrainer(), []
-    with loop_of(trainer) as loop:
-        trainer.during[3] = lambda: watched.append(loop.watchdog._running)
-        loop.run(trainer.initial_state(), 0, 0)
+    runtime, watched = CountingRuntime(), []
+    with loop_of(runtime) as loop:
+        runtime.during[3] = lambda: watched.append(loop.watchdog._running)
+        loop.run(runtime.initial_state(), 0, 0)
     assert [(each.number, each.kind) for each in watched] == [(3, "dispatch")]
 
 
 def test_the_watchdog_knows_what_the_host_does_at_every_moment():
-    trainer, watched = CountingTrainer(), []
+    runtime, watched = CountingRuntime(), []
 
     class Slow(Sequences):
         def iterate(self, consumed):
@@ -184,7 +182,7 @@ def test_the_watchdog_knows_what_the_host_does_at_every_moment():
             watched.append(loop.watchdog._running[:2])
             return super().wait()
 
-    with loop_of(trainer, Watched(every=100)) as loop:
+    with loop_of(runtime, Watched(every=100)) as loop:
         loop.loader = Slow()
         loop.run(0, 0, 0)
         watched.append(loop.watchdog._running[:2])
@@ -193,10 +191,10 @@ def test_the_watchdog_knows_what_the_host_does_at_every_moment():
 
 
 def test_a_run_takes_each_batch_once_and_records_each_step():
-    trainer = CountingTrainer()
-    with loop_of(trainer) as loop:
-        assert loop.run(trainer.initial_state(), 0, 0) == STEPS
-    assert trainer.batches == list(range(0, BATCH * STEPS, BATCH))
+    runtime = CountingRuntime()
+    with loop_of(runtime) as loop:
+        assert loop.run(runtime.initial_state(), 0, 0) == STEPS
+    assert runtime.batches == list(range(0, BATCH * STEPS, BATCH))
     steps = [values for _, values in loop.writer.lines if "loss" in values]
     assert [step for step, values in loop.writer.lines if "loss" in values] == list(range(1, 11))
     assert all(values["mfu"] > 0 and values["compilations"] == 1 for values in steps)
@@ -221,8 +219,8 @@ class KnownEnds(contextlib.nullcontext):
 
 def test_a_step_is_timed_by_its_end_not_by_when_the_host_reads_it(monkeypatch):
     monkeypatch.setattr("geojax.train.training_loop.StepEnds", KnownEnds)
-    trainer = CountingTrainer()
-    with loop_of(trainer) as loop:
+    runtime = CountingRuntime()
+    with loop_of(runtime) as loop:
         loop.run(0, 0, 0)
     seconds = {step: values["seconds"] for step, values in loop.writer.lines if "loss" in values}
     # Only after a validation, which follows steps 4 and 8, the clock starts when the host is there.
@@ -230,12 +228,12 @@ def test_a_step_is_timed_by_its_end_not_by_when_the_host_reads_it(monkeypatch):
 
 
 def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
-    trainer = CountingTrainer()
-    trainer.links = {
+    runtime = CountingRuntime()
+    runtime.links = {
         "west": LinkTraffic(4_000_000, 2_000_000, 3, {"bucket": 0.02, "offer": 0.0}),
         "north": LinkTraffic(4_000_000, 2_000_000, 1, {"bucket": 1.5}),
     }
-    with loop_of(trainer) as loop:
+    with loop_of(runtime) as loop:
         loop.run(0, 0, 0)
     step = loop.writer.lines[2][1]
     assert step["link/west/sent_bytes"] == 4_000_000
@@ -255,34 +253,34 @@ def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
 
 
 def test_a_resumed_run_takes_the_batches_that_follow_without_a_validation_first():
-    trainer = CountingTrainer()
-    with loop_of(trainer) as loop:
+    runtime = CountingRuntime()
+    with loop_of(runtime) as loop:
         assert loop.run(7, 7, 50) == STEPS
-    assert trainer.batches == [50, 58, 66]
+    assert runtime.batches == [50, 58, 66]
     assert loop.checkpointer.saved[STEPS]["consumed_sequences"] == 74
-    assert set(trainer.evaluated) == {8, 10}
+    assert set(runtime.evaluated) == {8, 10}
 
 
 def test_intervals_say_when_to_validate_and_to_save():
-    trainer = CountingTrainer()
-    with loop_of(trainer, Checkpoints(every=3)) as loop:
+    runtime = CountingRuntime()
+    with loop_of(runtime, Checkpoints(every=3)) as loop:
         loop.run(0, 0, 0)
     assert sorted(loop.checkpointer.saved) == [3, 6, 9, 10]
     assert loop.checkpointer.saved[3] == {"data": "of this run", "consumed_sequences": 3 * BATCH}
-    assert sorted(set(trainer.evaluated)) == [0, 4, 8, 10]
+    assert sorted(set(runtime.evaluated)) == [0, 4, 8, 10]
 
 
 def test_validation_is_the_mean_over_the_targets_of_all_batches():
-    with loop_of(CountingTrainer()) as loop:
+    with loop_of(CountingRuntime()) as loop:
         loop.run(0, 0, 0)
     assert loop.validation["near"] == [(step, 2.0) for step in (0, 4, 8, 10)]
     assert (4, {"validation/far": 2.0}) in loop.writer.lines
 
 
 def test_a_save_that_is_due_by_time_follows_the_step_that_asked():
-    trainer = CountingTrainer()
-    with loop_of(trainer, Checkpoints(every=100)) as loop:
-        trainer.during[5] = lambda: setattr(loop.checkpointer, "asked", True)
+    runtime = CountingRuntime()
+    with loop_of(runtime, Checkpoints(every=100)) as loop:
+        runtime.during[5] = lambda: setattr(loop.checkpointer, "asked", True)
         loop.run(0, 0, 0)
     # The step after asks; its answer is read when another one is in flight.
     assert sorted(loop.checkpointer.saved) == [7, 10]
@@ -297,16 +295,16 @@ def test_the_last_state_is_saved_again_until_it_is_saved():
         def save(self, step, state, metadata):
             self.saved[step] = self.saved.get(step, 0) + 1
 
-    with loop_of(CountingTrainer(), Full(every=100)) as loop:
+    with loop_of(CountingRuntime(), Full(every=100)) as loop:
         loop.run(0, 0, 0)
     assert loop.checkpointer.saved == {STEPS: 3}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_stops_the_run_and_saves_it(number, code):
-    trainer = CountingTrainer()
-    trainer.during[5] = lambda: os.kill(os.getpid(), number)
-    with loop_of(trainer, Checkpoints(every=100)) as loop:
+    runtime = CountingRuntime()
+    runtime.during[5] = lambda: os.kill(os.getpid(), number)
+    with loop_of(runtime, Checkpoints(every=100)) as loop:
         done = loop.run(0, 0, 0)
     assert 6 <= done < STEPS
     assert sorted(loop.checkpointer.saved) == [done]
@@ -315,9 +313,9 @@ def test_a_signal_stops_the_run_and_saves_it(number, code):
 
 
 def test_skipped_steps_in_a_row_end_the_run():
-    trainer = CountingTrainer()
-    trainer.skipped_from = 4
-    with loop_of(trainer) as loop, pytest.raises(RunError, match="not finite for 3 steps in a row"):
+    runtime = CountingRuntime()
+    runtime.skipped_from = 4
+    with loop_of(runtime) as loop, pytest.raises(RunError, match="not finite for 3 steps in a row"):
         loop.run(0, 0, 0)
     assert "step 4: the loss or the gradient is not finite; the step is skipped" in (
         loop.text.getvalue()
@@ -325,8 +323,8 @@ def test_skipped_steps_in_a_row_end_the_run():
 
 
 def test_skipped_steps_do_not_end_the_run_while_the_loss_scale_can_fall():
-    trainer = CountingTrainer()
-    trainer.skipped_from, trainer.loss_scale = 4, 8.0
-    with loop_of(trainer, precision="fp16") as loop:
+    runtime = CountingRuntime()
+    runtime.skipped_from, runtime.loss_scale = 4, 8.0
+    with loop_of(runtime, precision="fp16") as loop:
         assert loop.run(0, 0, 0) == STEPS
     assert "at a loss scale of 2^3" in loop.text.getvalue()

@@ -16,6 +16,7 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from geojax.quantities import quantity
@@ -71,6 +72,20 @@ class StepFigures:
         if self.step_seconds is None or not known or len(known) < len(waits):
             return None
         return self.step_seconds - sum(known)
+
+
+class LinkRequest(NamedTuple):
+    """Request of a process for a new plan."""
+
+    changed: Mapping[str, LinkFigures] = MappingProxyType({})
+    """Links to other sites that were off in the last windows, and what they are."""
+    unexplained: bool = False
+    """True if steps were off in the last windows, and nothing tells whether a link is why."""
+
+    @property
+    def is_one(self) -> bool:
+        """True if it asks for anything."""
+        return bool(self.changed) or self.unexplained
 
 
 class Deviation(NamedTuple):

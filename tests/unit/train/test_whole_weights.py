@@ -15,8 +15,8 @@ from geojax.optim import make_optimizer
 from geojax.planner.resolve.choices import resolved_plan
 from geojax.step.config_plan import make_run_mesh
 from geojax.step.state import initial_state, state_layouts
-from geojax.train import sample
-from geojax.train.sample import gather_full_params, unsampled_reason
+from geojax.train import whole_weights
+from geojax.train.whole_weights import gather_full_params, ungathered_reason
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
 
@@ -51,10 +51,12 @@ def test_other_processes_take_part_and_keep_nothing(monkeypatch):
 @pytest.mark.parametrize(("model", "fits"), [("llama3-8b", True), ("llama3-70b", False)])
 def test_a_model_that_one_device_cannot_hold_is_not_gathered(monkeypatch, model, fits):
     _, plan, layouts, _ = run()
-    unknown = unsampled_reason(ModelConfig.load(model), layouts, plan)
+    unknown = ungathered_reason(ModelConfig.load(model), layouts, plan)
     assert unknown is None, "of CPUs nothing is known"
-    monkeypatch.setattr(sample, "accelerator_of", lambda device: accelerator_named("h200-sxm"))
-    reason = unsampled_reason(ModelConfig.load(model), layouts, plan)
+    monkeypatch.setattr(
+        whole_weights, "accelerator_of", lambda device: accelerator_named("h200-sxm")
+    )
+    reason = ungathered_reason(ModelConfig.load(model), layouts, plan)
     assert (reason is None) == fits
     if not fits:
         needed = parameter_count(ModelConfig.load(model)) * 4 / 1e9

@@ -9,10 +9,11 @@ from typing import Any, Literal, NamedTuple
 from jax.sharding import Mesh
 
 from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, refuse_other_base
-from geojax.checkpoint.reading.compatibility import with_later_keys
+from geojax.checkpoint.reading.compatibility import refuse_earlier_version, with_later_keys
 from geojax.checkpoint.reading.merged_model import MergedModel
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.data import Corpus, DataSettings, Tokenizer
+from geojax.data.standard_library import open_standard_library
 from geojax.data.storage import TOKENIZER
 from geojax.errors import UserError
 from geojax.inference import LoadedModel
@@ -23,7 +24,6 @@ from geojax.paths import resolved_path
 from geojax.precision import policy
 from geojax.runtime.liveness.exit_messages import first_line
 from geojax.settings import validate
-from geojax.train.saved.resume import refuse_earlier_version
 
 SavedDtype = Literal["bfloat16", "float16", "float32", "float64"]
 """A dtype that a run's weights are taken in."""
@@ -101,7 +101,7 @@ def _tokenizer(data: Mapping[str, Any], given: Path | None) -> tuple[Tokenizer, 
     if given is not None:
         return Tokenizer.load(given), [given]
     try:
-        corpus = Corpus.open(validate(DataSettings, data, "data"))
+        corpus = Corpus.open(validate(DataSettings, data, "data"), open_standard_library)
         files = [source.prepared.folder / TOKENIZER for source in corpus.sources]
         return corpus.tokenizer, files
     except UserError as error:

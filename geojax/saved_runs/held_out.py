@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from geojax.data import Batch, Corpus, DataSettings, Prepared, Tokenizer
+from geojax.data.standard_library import open_standard_library
 from geojax.data.storage import TRAIN, VALIDATION, SplitName
 from geojax.data.windows import SequenceWindows, batches_in_order
 from geojax.errors import UserError
 from geojax.inference.likelihood import Likelihood, text_likelihood
+from geojax.saved_runs.saved_run import SavedRun, Serving
 from geojax.settings import validate
-from geojax.train.saved.saved_run import SavedRun, Serving
 
 
 class Text(NamedTuple):
@@ -33,7 +34,7 @@ def held_out_texts(run: SavedRun) -> list[Text]:
     Raises:
         UserError: a source is not there, or none holds anything out.
     """
-    corpus = Corpus.open(validate(DataSettings, run.config["data"], "data"))
+    corpus = Corpus.open(validate(DataSettings, run.config["data"], "data"), open_standard_library)
     texts = [Text(source.name, source.prepared, VALIDATION) for source in corpus.sources]
     texts = [text for text in texts if text.tokens > 1]
     if not texts:

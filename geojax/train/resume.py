@@ -66,20 +66,6 @@ def with_saved_model(config: RunConfig, saved: Mapping[str, Any] | None) -> RunC
     return config.model_copy(update={"model": kept})
 
 
-def refuse_earlier_version(path: Path, saved: Mapping[str, Any] | None) -> None:
-    """Check that the checkpoint's metadata tell the settings and the position in the data.
-
-    Raises:
-        UserError: they do not, as in an earlier version of geojax.
-    """
-    if saved is not None and not {"config", "consumed_sequences"} <= saved.keys():
-        raise UserError(
-            f"{path}: an earlier version of geojax wrote this checkpoint, without its settings "
-            "and its position in the data. Resume it with that version, or start in another run "
-            "directory"
-        )
-
-
 def refuse_other_schedule(
     folder: Path, saved: Mapping[str, Any], given: RunConfig, config: RunConfig
 ) -> None:

@@ -1,13 +1,15 @@
-"""The functions of a planner that a run is handed, because training imports none."""
+"""The functions that a run is handed: training imports no planner, simulator or decoder."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 
-from geojax.config.run_config import RunConfig
+from geojax.config.run_config import RunConfig, SampleSettings
+from geojax.data import Tokenizer
+from geojax.data.corpus import OpenBuiltin
 from geojax.islands.recording import Record
 from geojax.models import ModelConfig
 from geojax.pipeline.schedule import Schedule
@@ -85,10 +87,29 @@ class DrawTimeline(Protocol):
         ...
 
 
+class SampleTexts(Protocol):
+    """Function that lets a trained model write."""
+
+    def __call__(
+        self,
+        weights: Any,
+        model: ModelConfig,
+        tokenizer: Tokenizer,
+        settings: SampleSettings,
+        seed: int,
+    ) -> list[str]:
+        """Continue each prompt of `settings`; the texts include the prompts."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
-class Planning:
-    """The functions that a run is handed: they decide, read programs and simulate."""
+class Services:
+    """The functions that a run is handed: they decide, read programs, simulate and write."""
 
     resolve: Resolve
     check_products: CheckProducts
     draw_timeline: DrawTimeline
+    sample_texts: SampleTexts
+    open_builtin: OpenBuiltin
+    unsampled_reason: Callable[[ModelConfig], str | None]
+    """Function that says why a model cannot write; None: it can."""

@@ -1,4 +1,4 @@
-"""Sample text of the trained model."""
+"""The weights of the trained model, gathered on one device."""
 
 import math
 from typing import Any
@@ -7,16 +7,6 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.accelerators import accelerator_of
-from geojax.config.run_config import SampleSettings
-from geojax.data import Tokenizer
-from geojax.inference import (
-    LoadedModel,
-    Sampling,
-    encode_prompts,
-    most_new_tokens,
-    write_texts,
-)
-from geojax.inference.decoder import undecodable_reason
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import LeafLayout, bytes_per_device
 from geojax.quantities import quantity
@@ -25,14 +15,12 @@ from geojax.step.plan import StepPlan
 from geojax.step.state import TrainState
 
 
-def unsampled_reason(model: ModelConfig, layouts: TrainState, plan: StepPlan) -> str | None:
-    """Say why the model cannot write on one device, beside the state; None: it can.
+def ungathered_reason(model: ModelConfig, layouts: TrainState, plan: StepPlan) -> str | None:
+    """Say why the whole model does not fit on one device, beside the state; None: it does.
 
     Nothing is known of the memory of simulated devices. All processes come to the same answer,
     whatever the environment of each.
     """
-    if (reason := undecodable_reason(model.base)) is not None:
-        return f"the decoder does not carry the model's {reason}"
     accelerator = accelerator_of(plan.mesh.devices.flat[0])
     if accelerator is None:
         return None
@@ -73,24 +61,3 @@ def gather_full_params(shards: Any, layouts: Any, plan: StepPlan) -> Any:
 
     gathered = jax.tree.map(gather, shards, layouts)
     return gathered if first else None
-
-
-def sample_texts(
-    weights: Any, model: ModelConfig, tokenizer: Tokenizer, settings: SampleSettings, seed: int
-) -> list[str]:
-    """Continue each prompt to the end of the document; the texts include the prompts.
-
-    A text ends where the model's positions do.
-    """
-    room = most_new_tokens(model, encode_prompts(model, tokenizer, settings.prompts))
-    if room < 1:
-        return list(settings.prompts)
-    texts = write_texts(
-        LoadedModel.on_one_device(model, weights),
-        tokenizer,
-        settings.prompts,
-        max_new_tokens=min(settings.max_new_tokens, room),
-        sampling=Sampling(settings.temperature),
-        seed=seed,
-    )
-    return list(texts)

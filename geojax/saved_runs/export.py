@@ -17,7 +17,7 @@ from geojax.data.template_files import (
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.models.huggingface import CheckpointWriter, family_for, write_adapter
-from geojax.train.saved.saved_run import SavedDtype, SavedRun
+from geojax.saved_runs.saved_run import SavedDtype, SavedRun
 
 
 def export_run(

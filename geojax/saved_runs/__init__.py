@@ -1,0 +1,1 @@
+"""Runs that were saved: served, judged on held-out text, and exported."""

@@ -1,0 +1,156 @@
+"""The runtime protocol: what a trainer needs of whatever computes the steps of a run."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, Self, TypeVar
+
+import jax
+import numpy as np
+
+from geojax.config.run_config import RunConfig
+from geojax.islands.traffic import LinkTraffic
+from geojax.step.plan import StepPlan
+from geojax.step.resolved import Step
+from geojax.step.state import TrainState
+from geojax.topology import Topology
+from geojax.train.links.agreement import LinkAgreement
+from geojax.transport import MeasuredLink
+
+State = TypeVar("State")
+
+Batch = Mapping[str, np.ndarray]
+"""This process's sequences of a global batch: arrays [sequences, ...] by name."""
+
+
+class Runtime(Protocol[State]):
+    """One way to compute the steps of a run: one program over all sites, or one of several islands.
+
+    All processes of a run call its methods together and in the same order.
+    """
+
+    @property
+    def config(self) -> RunConfig:
+        """The run of all sites."""
+        ...
+
+    @property
+    def resolved(self) -> Step:
+        """The choices of the run."""
+        ...
+
+    @property
+    def plan(self) -> StepPlan:
+        """The step on the devices of this runtime."""
+        ...
+
+    @property
+    def layouts(self) -> TrainState:
+        """The `LeafLayout` of each leaf of this runtime's state in a checkpoint."""
+        ...
+
+    @property
+    def parts(self) -> Sequence[TrainState]:
+        """The `LeafLayout` of each leaf of each site's part of a checkpoint; () in one program."""
+        ...
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """Bytes that the devices of a site send to other sites in a step; None with one site."""
+        ...
+
+    @property
+    def fp8_programs(self) -> Sequence[jax.stages.Compiled]:
+        """Programs of a layer whose products XLA is to make in FP8; none on another backend."""
+        ...
+
+    def initial_state(self) -> State:
+        """Return the state before the first step, with random weights."""
+        ...
+
+    def as_saved(self, state: State) -> TrainState:
+        """Return a state as its checkpoint has it."""
+        ...
+
+    def from_saved(self, saved: TrainState) -> State:
+        """Invert `as_saved`."""
+        ...
+
+    def agree_on_save(self, step: int, saved: TrainState) -> str | None:
+        """Check that sites hold the same weights where they should, and name their save.
+
+        Returns:
+            The name by which the parts of the save belong together; None in one program.
+
+        Raises:
+            RunError: some sites hold other weights.
+        """
+        ...
+
+    def step(
+        self, state: State, batch: Batch, requests: Mapping[str, bool]
+    ) -> tuple[State, Mapping[str, Any]]:
+        """Start a step; it may still run when this returns.
+
+        Args:
+            state: donated, and not to be used again.
+            batch: this process's sequences.
+            requests: True where this process asks all processes to "stop" or to "save".
+
+        Returns:
+            The next state and the step's metrics: scalars, the same on every process, with the
+            number of processes that ask for each of the requests.
+        """
+        ...
+
+    def evaluate(self, state: State, batch: Batch) -> Any:
+        """Return [sum of losses, number of targets] of a batch, the same on every process."""
+        ...
+
+    def link_traffic(self) -> Mapping[str, LinkTraffic]:
+        """Return the traffic of the last step with each other site, by name.
+
+        Nothing in one program over all sites, whose messages the host does not see.
+        """
+        ...
+
+    def measured_links(self) -> Mapping[str, MeasuredLink]:
+        """Return what was measured of the link to each other site since the last call, by name.
+
+        In one program over all sites the first process knows the round trips of the heartbeats.
+        """
+        ...
+
+    def link_agreement(self, topology: Topology) -> LinkAgreement:
+        """Return the way in which all processes agree on links that have changed.
+
+        Raises:
+            UserError: the topology does not describe a link.
+        """
+        ...
+
+    def replanned(self, step: Step) -> Self | None:
+        """Compile another step of the same run and mesh; None: its program is this one's."""
+        ...
+
+    def adopt(self, state: State) -> State:
+        """Return the state of a runtime that this one was planned anew from."""
+        ...
+
+    def link_lines(self) -> list[str]:
+        """Return what the log says of the messages between sites."""
+        ...
+
+    def whole_weights(self, state: State) -> Any:
+        """Return the weights in the compute dtype, unsharded, on process 0's first device.
+
+        Adapters are merged into the kernels that they lie beside. Every process calls it, and the
+        others get None. Where `ungathered_reason` gives no reason, the weights fit there.
+        """
+        ...
+
+    def ungathered_reason(self) -> str | None:
+        """Say why the whole model cannot be gathered on one device; None: it can be."""
+        ...
+
+    def describe(self) -> list[str]:
+        """Return the lines that open a run: its layout, and the choices made for the machine."""
+        ...

@@ -1,1 +1,0 @@
-"""Runs as their checkpoints tell them: exported, evaluated, and read by other commands."""

@@ -1,0 +1,97 @@
+"""`geojax.Trainer`: a run from Python, which resolves its step and then trains."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from geojax import runtime
+from geojax.cache import cache_folder
+from geojax.checkpoint import RunDirectory
+from geojax.config.run_config import RunConfig
+from geojax.data.corpus import check_sources
+from geojax.data.standard_library import open_standard_library
+from geojax.inference.samples import sample_texts, unsampled_reason
+from geojax.planner.fp8_products import check_fp8_products
+from geojax.planner.measured_timeline import draw
+from geojax.planner.resolve.resolve import resolve
+from geojax.runtime.environment.cluster_env import ProcessSettings, complete
+from geojax.runtime.environment.island_env import island_settings
+from geojax.settings import validate
+from geojax.train import trainer
+from geojax.train.agreed_step import keep, step_of_run
+from geojax.train.services import Log, Services
+from geojax.train.trainer import own_directory
+
+SERVICES = Services(
+    resolve, check_fp8_products, draw, sample_texts, open_standard_library, unsampled_reason
+)
+"""The services of every run."""
+
+
+class Trainer(trainer.Trainer):
+    """A run of a config, from Python.
+
+    It trains as `geojax train` does, with the same directory, data and checkpoints. It raises
+    errors, prints nothing unless asked, and leaves signals alone. Sites with `dc.join: islands`
+    need the environment of the command. A program makes one of them at a time.
+
+    Example:
+        >>> with geojax.Trainer("run.yaml", {"steps": 50}) as trainer:  # doctest: +SKIP
+        ...     summary = trainer.fit()
+        ...     print(summary.validation, trainer.state.step)
+
+    Args:
+        config: YAML file of the run, its settings as a mapping, or a `RunConfig`.
+        settings: changes by dotted names, such as {"optimizer.peak_learning_rate": 1e-3}.
+        log: takes each line of what the command prints, such as `print`; None: nothing is said.
+
+    Raises:
+        UserError: the config does not fit the devices, the data or the checkpoint.
+        RunError: other processes are lost.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig | Mapping[str, Any] | str | Path,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        log: Log | None = None,
+    ):
+        config = _loaded(config, settings or {})
+        processes = ProcessSettings(simulated_devices=config.simulate_devices)
+        site = complete(processes, os.environ).site
+        island = None
+        if config.dc.join == "islands":
+            island = island_settings(os.environ, site)
+        runtime.start(processes)
+        runtime.enable_compilation_cache(cache_folder() / "xla")
+        jax.config.update("jax_enable_x64", config.precision == "fp64")
+        check_sources(config.data)
+        said = log or (lambda line: None)
+        path = RunDirectory.step_file(own_directory(config, island))
+        step, kept = step_of_run(config, config.load_topology(), path, SERVICES, said)
+        super().__init__(config, step, SERVICES, island=island, processes=processes, log=log)
+        keep(kept, self.directory.step, said)
+
+
+def _loaded(
+    config: RunConfig | Mapping[str, Any] | str | Path, settings: Mapping[str, Any]
+) -> RunConfig:
+    if isinstance(config, str | Path):
+        overrides = [f"--{name}={json.dumps(value)}" for name, value in settings.items()]
+        return RunConfig.load(Path(config), overrides)
+    if isinstance(config, RunConfig):
+        config = config.model_dump(exclude_unset=True)
+    content = dict(config)
+    for name, value in settings.items():
+        *sections, last = name.split(".")
+        place = content
+        for section in sections:
+            place[section] = dict(place.get(section, {}))
+            place = place[section]
+        place[last] = value
+    return validate(RunConfig, content, "config")
