@@ -27,8 +27,11 @@ from rich.table import Table
 from geojax.collectives.wire_format import wire_format
 from geojax.config.run_config import RunConfig
 from geojax.planner.abstract_mesh import abstract_mesh
-from geojax.planner.buckets import LinkShare, StepTimes, choose_buckets, step_times
+from geojax.planner.buckets import ComputeTimes, LinkShare, choose_buckets
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.predict import compute_times
 from geojax.planner.resolve.choices import resolved_plan
+from geojax.planner.resolve.run_layout import layout_of_run
 from geojax.planner.traffic.gradients import GradientMessages
 from geojax.step.plan import StepPlan
 
@@ -63,19 +66,24 @@ def bounds(messages: GradientMessages, link: LinkShare, tick_seconds: float) -> 
     return max(late) + link.seconds(0), max(0.0, late[-1])
 
 
-def exposed(config: RunConfig, plan: StepPlan, times: StepTimes, link: LinkShare) -> Exposed:
+def exposed(config: RunConfig, plan: StepPlan, times: ComputeTimes, link: LinkShare) -> Exposed:
     choice = choose_buckets(config.model, plan, link, times, 80 * 10**9, ["bucket_bytes"])
     assert plan.staged_layers is not None
-    tick_seconds = plan.staged_layers.max_layers_per_chunk * times.layer_backward_seconds
+    tick_seconds = plan.staged_layers.max_layers_per_chunk * times.layer_backward
     return Exposed(choice.exposure.seconds, *bounds(choice.exposure.messages, link, tick_seconds))
 
 
 def main() -> int:
     config = RunConfig.load(CONFIG)
     plan = resolved_plan(config, abstract_mesh(config.mesh.model_dump(), platform="gpu"))
-    batch = config.batch
-    times = step_times(
-        config.model, plan, batch.global_batch_size, batch.sequence_length, H100_PEAK
+    topology = config.load_topology()
+    assert topology is not None, "the config names one"
+    times = compute_times(
+        config.model,
+        layout_of_run(config),
+        topology,
+        sequence_length=config.batch.sequence_length,
+        calibration=Calibration(),
     )
     table = Table("Tbit/s", *(f"{name}: s, share; causal, bound" for name in FORMATS))
     missed = []
@@ -85,7 +93,7 @@ def main() -> int:
         for name, wire in FORMATS.items():
             of_format = dataclasses.replace(plan, wire_format=wire_format(wire))
             made = exposed(config, of_format, times, link)
-            share = made.seconds / times.step_seconds
+            share = made.seconds / times.compute_seconds
             cells.append(f"{made.seconds:.2f}, {share:.1%}; {made.causal:.2f}, {made.bound:.2f}")
             where, above = f"{name} at {terabits} Tbit/s", made.seconds / made.causal
             if above > CAUSAL_FACTOR:
@@ -94,7 +102,7 @@ def main() -> int:
                 missed.append(f"{where} exposes {share:.1%} of a step")
         table.add_row(f"{terabits:g}", *cells)
     console = Console(width=120)
-    console.print(table, f"a step takes {times.step_seconds:.1f} s")
+    console.print(table, f"a step takes {times.compute_seconds:.1f} s")
     for each in missed:
         console.print(f"missed: {each}")
     return 1 if missed else 0

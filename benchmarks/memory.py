@@ -36,8 +36,8 @@ from geojax.islands.programs.site_programs import SitePrograms
 from geojax.optim import bytes_per_device
 from geojax.planner.compile_target import CompileTarget
 from geojax.planner.memory import CompiledMemory
-from geojax.planner.resolve.pipeline_plan import chosen_layers
 from geojax.planner.resolve.run_memory import run_memory
+from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.planner.resolve.site_schedule import bucket_layers
 from geojax.planner.resolve.traced_run import trace_on
 from geojax.runtime.compilation import without_compilation_cache

@@ -18,8 +18,9 @@ from geojax.islands.island_plan import island_plan, make_site_mesh, sequences_of
 from geojax.pipeline import simulate
 from geojax.pipeline.simulation.costs import Hop
 from geojax.planner.measured_timeline import draw
+from geojax.planner.resolve.pipeline_plan import costs_of_stages
 from geojax.planner.resolve.resolve import resolve
-from geojax.planner.resolve.site_schedule import event_schedule, stage_costs
+from geojax.planner.resolve.site_schedule import event_schedule
 from geojax.runtime.environment.island_env import IslandSettings
 from geojax.step.plan import SIGNALS
 from geojax.train.islands.island_run import IslandRun
@@ -168,7 +169,7 @@ class Worker:
             plain_seconds: of a step over the plain link.
         """
         config = self.run.config
-        schedule, costs = event_schedule(config), stage_costs(config)
+        schedule, costs = event_schedule(config), costs_of_stages(config)
         run = functools.partial(
             simulate,
             schedule,

@@ -173,7 +173,7 @@ def _as_configured(
     from geojax.pipeline import lock_step
     from geojax.planner.held_bytes import layer_bytes
     from geojax.planner.resolve.choices import resolved_plan
-    from geojax.planner.resolve.pipeline_plan import chosen_layers
+    from geojax.planner.resolve.run_stages import chosen_layers
     from geojax.planner.resolve.traced_run import abstract_run_mesh
     from geojax.quantities import quantity
     from geojax.step.program import batch_shape

@@ -21,10 +21,9 @@ from typing import Any
 import jax
 
 from geojax.errors import UserError
-from geojax.models import ModelConfig, model_flops
+from geojax.models import ModelConfig
 from geojax.models.frozen import trained_part
 from geojax.optim import SHARD_AXES
-from geojax.pipeline.simulation.model_costs import layer_operations
 from geojax.planner.traffic.by_axes import ranks_of
 from geojax.planner.traffic.gradients import GradientMessages, gradient_messages
 from geojax.quantities import quantity
@@ -36,10 +35,6 @@ from geojax.topology import Topology
 
 BANDWIDTH_DELAYS = 10
 """Bandwidth-delay products of a device's share of the link in a message, at least."""
-
-MODEL_FLOPS_UTILIZATION = 0.4
-"""The share of the accelerators' peak that a step is taken to reach: published bf16 runs of 70B to
-340B on H100 come to 0.41 to 0.55 of it."""
 
 MEMORY_SHARE = 0.1
 """The most that gradients on their way may hold of an accelerator's memory, besides the gradients
@@ -96,12 +91,16 @@ class LinkShare:
 
 
 @dataclasses.dataclass(frozen=True)
-class StepTimes:
-    """The compute of a step by its FLOPs, at `MODEL_FLOPS_UTILIZATION`."""
+class ComputeTimes:
+    """Times of the work that messages may travel beside."""
 
-    step_seconds: float
-    layer_backward_seconds: float
-    """Backward of one layer on one microbatch of a device."""
+    compute_seconds: float
+    """Forwards and backwards of all microbatches, bubbles included."""
+    layer_forward: float
+    """Seconds of one layer's forward of one microbatch."""
+    layer_backward: float
+    held: int = 1
+    """Microbatches that a replica with a runtime of its own holds at once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,27 +136,11 @@ def link_share(topology: Topology, devices: int) -> LinkShare | None:
     return min(shares, key=lambda share: share.bytes_per_second, default=None)
 
 
-def step_times(
-    model: ModelConfig, plan: StepPlan, sequences: int, sequence_length: int, peak: float
-) -> StepTimes:
-    """Return the times of a step of `sequences` on devices of `peak` FLOP/s."""
-    rate = peak * MODEL_FLOPS_UTILIZATION
-    tokens = sequences * sequence_length
-    sizes = plan.mesh.shape
-    microbatch = tokens / (ranks_of(plan.batch_axes, plan) * plan.layout.batch.microbatches)
-    operations = layer_operations(model, sequence_length, plan.layout.remat)
-    backward = (operations.backward + operations.weight) * microbatch
-    return StepTimes(
-        model_flops(model, sequence_length) * tokens / (rate * plan.mesh.size),
-        backward / (rate * sizes["tensor"] * sizes["context"]),
-    )
-
-
 def choose_buckets(
     model: ModelConfig,
     plan: StepPlan,
     link: LinkShare,
-    times: StepTimes | None,
+    times: ComputeTimes | None,
     memory_bytes: int | None,
     auto: Collection[str] = CHOSEN,
 ) -> BucketChoice:
@@ -195,13 +178,13 @@ def choose_buckets(
         for each in candidates()
     ]
     least = min(choice.exposure.seconds for choice in choices)
-    most = least + (_SLACK * times.step_seconds if times else 0.0)
+    most = least + (_SLACK * times.compute_seconds if times else 0.0)
     good = [choice for choice in choices if choice.exposure.seconds <= most]
     return min(good, key=lambda choice: (choice.exposure.messages.count, choice.exposure.seconds))
 
 
 def predict_exposure(
-    model: ModelConfig, plan: StepPlan, link: LinkShare, times: StepTimes | None
+    model: ModelConfig, plan: StepPlan, link: LinkShare, times: ComputeTimes | None
 ) -> Exposure:
     """Predict what the messages of `plan` cost a step beyond its compute."""
     layouts = trained_part(parameter_layouts(model, plan))
@@ -210,15 +193,15 @@ def predict_exposure(
 
 
 def _exposure(
-    messages: GradientMessages, plan: StepPlan, link: LinkShare, times: StepTimes | None
+    messages: GradientMessages, plan: StepPlan, link: LinkShare, times: ComputeTimes | None
 ) -> Exposure:
-    exposed = _exposed_seconds(messages, plan, link, times)
+    exposed = exposed_seconds(messages, plan, link, times)
     at_once = dataclasses.replace(link, round_trip_seconds=0.0)
-    return Exposure(messages, exposed, exposed - _exposed_seconds(messages, plan, at_once, times))
+    return Exposure(messages, exposed, exposed - exposed_seconds(messages, plan, at_once, times))
 
 
-def _exposed_seconds(
-    messages: GradientMessages, plan: StepPlan, link: LinkShare, times: StepTimes | None
+def exposed_seconds(
+    messages: GradientMessages, plan: StepPlan, link: LinkShare, times: ComputeTimes | None
 ) -> float:
     """Return the time of messages that no compute hides.
 
@@ -229,14 +212,14 @@ def _exposed_seconds(
     after_backward = sum(map(link.seconds, messages.after_backward))
     if plan.staged_layers is not None:
         layers = plan.staged_layers.max_layers_per_chunk
-        tick = layers * times.layer_backward_seconds if times else 0.0
+        tick = layers * times.layer_backward if times else 0.0
         return after_backward + sum(
             max(0.0, link.seconds(each.bytes) - each.ticks * tick) for each in messages.early
         )
     if not messages.iterations:
         return after_backward
     of_bucket = sum(map(link.seconds, messages.of_bucket))
-    window = plan.bucket_layers * times.layer_backward_seconds if times else 0.0
+    window = plan.bucket_layers * times.layer_backward if times else 0.0
     if plan.bucket_layers > 1 and plan.mesh.shape["expert"] > 1:
         # XLA for GPUs starts the message behind a loop over layers that hold all-to-alls: of
         # configs/deepseekmoe-145b-2x256.yaml 0% of the bytes travel beside compute with two layers
@@ -278,7 +261,7 @@ def exposure_lines(
     exposure: Exposure,
     plan: StepPlan,
     link: LinkShare,
-    times: StepTimes | None,
+    times: ComputeTimes | None,
     *,
     auto: Collection[str] = (),
 ) -> list[str]:
@@ -305,7 +288,7 @@ def exposure_lines(
     delays = messages.longest / link.bandwidth_delay_bytes
     reason = ""
     if auto and plan.overlap_grad_reduce and times is not None:
-        window = plan.bucket_layers * times.layer_backward_seconds
+        window = plan.bucket_layers * times.layer_backward
         reason = f", as few as a window of {window * 1e3:.3g} ms for each and the memory allow"
     elif "bucket_bytes" in auto and delays < BANDWIDTH_DELAYS:
         reason = f", not {BANDWIDTH_DELAYS}, for want of memory or of gradients"
@@ -320,11 +303,12 @@ def exposure_lines(
             "the step's time is not known"
         )
         return lines
-    part = latency / times.step_seconds
+    step = times.compute_seconds
+    part = latency / step
     lines.append(
-        f"exposed over dc: {whole:.2g} s that no compute hides ({whole / times.step_seconds:.1%}), "
-        f"{latency:.2g} s of it latency ({part:.1%}), of a step of {times.step_seconds:.2g} s "
-        f"(FLOPs at {MODEL_FLOPS_UTILIZATION:.0%} MFU)"
+        f"exposed over dc: {whole:.2g} s that no compute hides ({whole / step:.1%}), "
+        f"{latency:.2g} s of it latency ({part:.1%}), of a step of {step:.2g} s "
+        "(by the cost model)"
     )
     if part > EXPOSED_LATENCY_LIMIT:
         lines.append(

@@ -19,7 +19,6 @@ from geojax.planner.cost.layer_bytes import layer_bytes
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.pipeline import ChosenBy
-from geojax.planner.cost.run_costs import run_costs
 from geojax.topology import Topology
 
 
@@ -163,8 +162,8 @@ def chunk_work(
         layout: its layout.
         topology: the sites.
         sites: the work in each site that one pipeline runs through.
-        sequence_length: tokens of a sequence, for a run's own choice of its ticks; None: these
-            costs choose them.
+        sequence_length: tokens of a sequence, by which a run knows what its layers hold; None:
+            the program does not look at memory.
 
     Raises:
         UserError: there are more chunks than layers, or the topology lacks a link.
@@ -199,11 +198,7 @@ def chunk_work(
     layers = tuple(layers)
     chosen_by = ChosenBy(costs)
     if sequence_length is not None and layout.pipeline_stages > 1 and layout.site_shares is None:
-        chosen_by = ChosenBy(
-            run_costs(model, layout, topology, sequence_length, placement, layers),
-            layers,
-            layer_bytes(model, layout, sequence_length),
-        )
+        chosen_by = ChosenBy(costs, layers, layer_bytes(model, layout, sequence_length))
     return ChunkWork(placement, layers, tuple(map(tuple, pieces)), costs, chosen_by)
 
 

@@ -4,7 +4,6 @@ One program sends buckets as `geojax.planner.buckets` chooses and times them. Is
 sums when its last backward is done, and wait for the others' before the update.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -12,26 +11,13 @@ from typing import Any, NamedTuple
 from geojax.errors import UserError
 from geojax.islands.programs.site_part import bucket_count
 from geojax.models import ModelConfig
-from geojax.planner.buckets import CHOSEN, LinkShare, StepTimes, choose_buckets, link_share
+from geojax.planner.buckets import CHOSEN, ComputeTimes, LinkShare, choose_buckets, link_share
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.prediction import Term
 from geojax.planner.cost.shared_cores import CoreCosts
 from geojax.planner.traffic.gradients import GradientMessages, gradient_messages
 from geojax.step.plan import StepPlan
 from geojax.topology import Topology
-
-
-@dataclasses.dataclass(frozen=True)
-class ComputeTimes:
-    """Times of the work that messages may travel beside."""
-
-    compute_seconds: float
-    """Forwards and backwards of all microbatches, bubbles included."""
-    layer_forward: float
-    """Seconds of one layer's forward of one microbatch."""
-    layer_backward: float
-    held: int = 1
-    """Microbatches that a replica with a runtime of its own holds at once."""
 
 
 class LinkSums(NamedTuple):
@@ -98,7 +84,7 @@ def link_sums(
         model,
         plan,
         link,
-        StepTimes(times.compute_seconds, times.layer_backward),
+        times,
         min((int(size) for size in memory if size), default=None),
         open_fields,
     )

@@ -10,13 +10,12 @@ from typing import Any
 from geojax.models import ModelConfig, model_flops
 from geojax.optim import OptimizerSettings
 from geojax.pipeline.registry import schedule_entry
-from geojax.planner.buckets import link_share
+from geojax.planner.buckets import ComputeTimes, link_share
 from geojax.planner.cost.adapters import refuse_adapters
 from geojax.planner.cost.calibration import RELATIVE_ERROR, Calibration
 from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_pieces
 from geojax.planner.cost.execution import GEOJAX, Execution
 from geojax.planner.cost.layout import LayoutCandidate
-from geojax.planner.cost.link_sums import ComputeTimes
 from geojax.planner.cost.memory import held_at_once, layout_memory
 from geojax.planner.cost.pipeline import PipelineTime, pipeline_time
 from geojax.planner.cost.prediction import LinkUse, Prediction, Term
@@ -116,7 +115,28 @@ def _exposed(terms: Iterable[Term]) -> float:
     return sum(term.exposed_seconds for term in terms)
 
 
-def _unlike_steps(
+def compute_times(
+    model: ModelConfig,
+    layout: LayoutCandidate,
+    topology: Topology,
+    *,
+    sequence_length: int,
+    calibration: Calibration,
+    optimizer: OptimizerSettings | None = None,
+) -> ComputeTimes:
+    """Predict the work of a step that messages may travel beside, in the slowest site.
+
+    Args and errors are those of `predict`, but that a model may have adapters.
+    """
+    sites = site_pieces(model, layout, topology, sequence_length, calibration, GEOJAX)
+    optimizer = optimizer or OptimizerSettings()
+    iterations = _unlike_iterations(
+        model, layout, topology, sequence_length, sites, GEOJAX, optimizer
+    )
+    return max((times for *_, times in iterations), key=lambda times: times.compute_seconds)
+
+
+def _unlike_iterations(
     model: ModelConfig,
     layout: LayoutCandidate,
     topology: Topology,
@@ -124,8 +144,8 @@ def _unlike_steps(
     sites: Sequence[SitePieces],
     execution: Execution,
     optimizer: OptimizerSettings,
-) -> Iterator[tuple[_Iteration, StepReduction]]:
-    """Yield a step's microbatches, and what goes before and after them, in each unlike site."""
+) -> Iterator[tuple[LayoutCandidate, SitePieces, _Iteration, ComputeTimes]]:
+    """Yield the microbatches of a step in each unlike site, and their times."""
     unlike = {
         (layout.of_site(index), pieces.layer, pieces.last, pieces.hop): pieces
         for index, pieces in enumerate(sites)
@@ -143,6 +163,22 @@ def _unlike_steps(
             sum(piece.backward + piece.weight for piece in pieces.layer),
             held,
         )
+        yield of_site, pieces, iteration, times
+
+
+def _unlike_steps(
+    model: ModelConfig,
+    layout: LayoutCandidate,
+    topology: Topology,
+    sequence_length: int,
+    sites: Sequence[SitePieces],
+    execution: Execution,
+    optimizer: OptimizerSettings,
+) -> Iterator[tuple[_Iteration, StepReduction]]:
+    """Yield a step's microbatches, and what goes before and after them, in each unlike site."""
+    for of_site, pieces, iteration, times in _unlike_iterations(
+        model, layout, topology, sequence_length, sites, execution, optimizer
+    ):
         step_work = StepWork(
             model,
             of_site,

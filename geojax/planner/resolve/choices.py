@@ -7,7 +7,8 @@ from jax.sharding import Mesh
 from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
 from geojax.planner.resolve.link_plan import with_buckets
-from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, chosen_layers, within_memory
+from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, within_memory
+from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.step.config_plan import plan_of_layout
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import with_layers

@@ -1,20 +1,24 @@
 """The link between the sites of a run: the buckets that suit it, and the log's lines about it."""
 
+import functools
 from typing import NamedTuple
 
 from geojax.config.run_config import RunConfig
+from geojax.errors import UserError
 from geojax.planner.buckets import (
     CHOSEN,
+    ComputeTimes,
     Exposure,
     LinkShare,
-    StepTimes,
     choose_buckets,
     exposure_lines,
     link_share,
     predict_exposure,
-    step_times,
 )
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.predict import compute_times
 from geojax.planner.resolve.pipeline_plan import hop_lines
+from geojax.planner.resolve.run_layout import layout_of_run
 from geojax.quantities import quantity
 from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 from geojax.step.plan import StepPlan
@@ -24,7 +28,7 @@ class _RunLink(NamedTuple):
     """A device's share of the link, and what a device can do meanwhile."""
 
     share: LinkShare
-    times: StepTimes | None
+    times: ComputeTimes | None
     memory_bytes: int | None
 
 
@@ -38,7 +42,7 @@ def with_buckets(config: RunConfig, plan: StepPlan) -> StepPlan:
 
 def gradient_exposure(
     config: RunConfig, plan: StepPlan
-) -> tuple[Exposure, StepTimes | None] | None:
+) -> tuple[Exposure, ComputeTimes | None] | None:
     """Predict what the messages of the gradients cost a step beyond its compute.
 
     Returns:
@@ -84,18 +88,27 @@ def _run_link(config: RunConfig, plan: StepPlan) -> _RunLink | None:
         return None
     if config.simulate_devices is not None:  # of the link alone something is known
         return _RunLink(share, None, None)
-    dtype = plan.policy.compute_dtype.name
-    peaks = [site.accelerator.peak(dtype) for site in topology.sites]
     memory = [site.accelerator.memory_bytes for site in topology.sites]
-    times = None
-    if all(peaks):
-        times = step_times(
-            config.model,
-            plan,
-            config.batch.global_batch_size,
-            config.batch.sequence_length,
-            min(peak for peak in peaks if peak),
-        )
     return _RunLink(
-        share, times, min(int(size) for size in memory if size) if all(memory) else None
+        share,
+        _compute_times(config),
+        min(int(size) for size in memory if size) if all(memory) else None,
     )
+
+
+@functools.lru_cache(maxsize=4)
+def _compute_times(config: RunConfig) -> ComputeTimes | None:
+    """Predict the work that messages may travel beside; None: a peak or a link is not known."""
+    topology = config.load_topology()
+    assert topology is not None, "the topology describes a link"
+    try:
+        return compute_times(
+            config.model,
+            layout_of_run(config),
+            topology,
+            sequence_length=config.batch.sequence_length,
+            calibration=Calibration(),
+            optimizer=config.optimizer,
+        )
+    except UserError:
+        return None

@@ -1,6 +1,7 @@
 """The choices of a run's pipeline: layers of each stage, ticks of hops, and the order of work."""
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 from geojax.config.run_config import RunConfig
@@ -10,26 +11,17 @@ from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.schedule import LayerBytes, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
-from geojax.pipeline.simulation.model_costs import layers_by_operations
-from geojax.pipeline.simulation.staged_model import EFFICIENCY, StagedModel
 from geojax.pipeline.tick_tables import hops_between_sites, near_or_delayed, tick_table
 from geojax.planner.buckets import EXPOSED_LATENCY_LIMIT
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.chunks import chunk_work, site_pieces
+from geojax.planner.cost.execution import GEOJAX
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.held_bytes import layer_bytes
-from geojax.precision import policy
+from geojax.planner.resolve.run_layout import layout_of_run
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
-from geojax.step.stage_layers import StagedLayers, placement_of, staged_layers
-
-
-def chosen_layers(config: RunConfig) -> StagedLayers | None:
-    """Return the layers and the stage of each chunk; None for a run without a pipeline."""
-    if config.pipeline_stages == 1 or config.pipeline.layers is not None:
-        return staged_layers(config)
-    placement = placement_of(config)
-    layers = layers_by_operations(
-        config.model, config.batch.sequence_length, placement.chunks, config.remat
-    )
-    return StagedLayers(placement, layers)
+from geojax.step.stage_layers import StagedLayers
 
 
 class HopChoice(NamedTuple):
@@ -68,7 +60,7 @@ def choose_hop_ticks(
         # Of whole microbatches; a table counts what each chunk holds.
         limit = settings.memory_limit * settings.virtual_stages
     try:
-        costs = pipeline_costs(config, staged)
+        costs = pipeline_costs(config)
     except UserError:
         costs = None
 
@@ -85,39 +77,37 @@ def choose_hop_ticks(
     return HopChoice(max(chosen.hop_ticks, default=1), chosen, costs)
 
 
-def pipeline_costs(config: RunConfig, staged: StagedLayers) -> Costs:
-    """Return the times of a microbatch in the run's pipeline, by FLOPs, peaks and links.
+def pipeline_costs(config: RunConfig) -> Costs:
+    """Return the times of a microbatch in the run's pipeline, by the cost model.
 
     Raises:
         UserError: there is no topology, or it does not say enough.
     """
-    return staged_model(config, staged).costs(staged.placement)
+    return _costs(config, layout_of_run(config))
 
 
-def staged_model(config: RunConfig, staged: StagedLayers) -> StagedModel:
-    """Return the model of the run's pipeline on its topology, by FLOPs, peaks and links.
+def costs_of_stages(config: RunConfig) -> Costs:
+    """Return the times of a microbatch in the run's pipeline with one chunk a stage.
 
     Raises:
-        UserError: there is no topology.
+        UserError: there is no topology, or it does not say enough.
     """
+    layout = layout_of_run(config)
+    if layout.virtual_stages > 1:
+        layout = dataclasses.replace(layout, virtual_stages=1, layers=None, schedule="1f1b")
+    return _costs(config, layout)
+
+
+@functools.lru_cache(maxsize=8)
+def _costs(config: RunConfig, layout: LayoutCandidate) -> Costs:
     topology = config.load_topology()
     if topology is None:
         raise UserError("there is no topology")
-    if config.pipeline_sites == 1:
-        topology = topology.model_copy(update={"sites": topology.sites[:1], "links": ()})
-    ranks = config.mesh.data * config.mesh.expert * (config.mesh.dc // config.pipeline_sites)
-    return StagedModel(
-        config.model,
-        topology,
-        config.mesh.stage,
-        sequences=config.batch.global_batch_size // (ranks * config.batch.microbatches),
-        sequence_length=config.batch.sequence_length,
-        data=config.mesh.data * config.mesh.expert,
-        parallelism=config.model_parallelism,
-        dtype=policy(config.precision).compute_dtype.name,
-        remat=config.remat,
-        given_layers=staged.layers_per_chunk,
-    )
+    length = config.batch.sequence_length
+    sites = site_pieces(config.model, layout, topology, length, Calibration(), GEOJAX)
+    if layout.dc_role == "data":  # a pipeline in each site
+        layout, sites = layout.of_site(0), sites[:1]
+    return chunk_work(config.model, layout, topology, sites, length).costs
 
 
 def hop_exposure(config: RunConfig, plan: StepPlan) -> HopExposure | None:
@@ -125,7 +115,7 @@ def hop_exposure(config: RunConfig, plan: StepPlan) -> HopExposure | None:
     if config.pipeline_sites == 1 or plan.staged_layers is None or plan.tick_program is None:
         return None
     try:
-        costs = pipeline_costs(config, plan.staged_layers)
+        costs = pipeline_costs(config)
     except UserError:
         return None
     return _hop_exposure(plan.tick_program.ticks, costs)
@@ -144,7 +134,7 @@ def hop_lines(config: RunConfig, plan: StepPlan) -> list[str]:
     how = " (auto)" if config.pipeline.hop_ticks == "auto" else ""
     line = f"pipeline over dc: hop_ticks {max(table.hop_ticks)}{how}"
     try:
-        costs = pipeline_costs(config, plan.staged_layers)
+        costs = pipeline_costs(config)
     except UserError as unknown:
         return [f"{line}; without times: {unknown.problem}"]
     exposed, seconds = _hop_exposure(table, costs)
@@ -153,7 +143,7 @@ def hop_lines(config: RunConfig, plan: StepPlan) -> list[str]:
     lines = [
         f"{line}: a hop takes {cut.seconds * 1e3:.3g} ms, {cut.latency * 1e3:.3g} of them latency, "
         f"a tick {tick * 1e3:.3g} ms; hops expose {exposed:.2g} s of a step's {seconds:.2g} s "
-        f"({exposed / seconds:.1%}; FLOPs at {EFFICIENCY:.0%} of the peaks)"
+        f"({exposed / seconds:.1%}; by the cost model)"
     ]
     if exposed > EXPOSED_LATENCY_LIMIT * seconds:
         lines.append(

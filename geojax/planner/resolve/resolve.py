@@ -16,10 +16,11 @@ from geojax.planner.memory import TracedStep
 from geojax.planner.resolve.changed_links import planned_for
 from geojax.planner.resolve.choices import resolved_plan
 from geojax.planner.resolve.link_plan import link_lines
-from geojax.planner.resolve.pipeline_plan import chosen_layers
+from geojax.planner.resolve.pipeline_plan import costs_of_stages
 from geojax.planner.resolve.preflight import Preflight, preflight
 from geojax.planner.resolve.run_layout import layout_of_run
-from geojax.planner.resolve.site_schedule import event_schedule, site_work, stage_costs
+from geojax.planner.resolve.run_stages import chosen_layers
+from geojax.planner.resolve.site_schedule import event_schedule, site_work
 from geojax.planner.resolve.traced_run import abstract_run_mesh, trace_plan
 from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 from geojax.step.resolved import Figure, IslandWork, PipelineOrder, Step, with_layers
@@ -97,7 +98,7 @@ def _islands(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
         return _Made(_settled(config.layout, max(work.layers)), None, work, [], None)
     notes = []
     try:
-        stage_costs(config)
+        costs_of_stages(config)
     except UserError as unknown:
         notes = [f"pipeline over dc: made without times: {unknown.problem}"]
     layout = _settled(with_layers(config.layout, staged.layers_per_chunk), 1)

@@ -5,7 +5,7 @@ from typing import Any
 
 from geojax.config.run_config import RunConfig
 from geojax.planner.cost.layout import LayoutCandidate
-from geojax.planner.resolve.pipeline_plan import chosen_layers
+from geojax.planner.resolve.run_stages import chosen_layers
 
 
 def layout_of_run(config: RunConfig) -> LayoutCandidate:

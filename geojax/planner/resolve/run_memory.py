@@ -12,7 +12,7 @@ from geojax.islands.stage_lists import data_lists, hops_held, offer_limit_bytes,
 from geojax.pipeline.schedule import Schedule
 from geojax.planner.memory import StepMemory
 from geojax.planner.resolve.abstract_site import abstract_programs
-from geojax.planner.resolve.pipeline_plan import chosen_layers
+from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.planner.resolve.site_schedule import (
     bucket_layers,
     event_schedule,

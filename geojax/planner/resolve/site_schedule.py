@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import sys
+from collections.abc import Callable
 
 from geojax.accelerators import Accelerator
 from geojax.config.run_config import RunConfig
@@ -19,7 +20,12 @@ from geojax.pipeline.schedule import MemoryLimit, Placement, Schedule
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.tick_tables import too_much_held
 from geojax.planner.resolve.abstract_site import abstract_programs, most_layer_bytes
-from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, chosen_layers, staged_model
+from geojax.planner.resolve.pipeline_plan import (
+    choose_hop_ticks,
+    costs_of_stages,
+    pipeline_costs,
+)
+from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import usable_memory
 from geojax.step.resolved import IslandWork
@@ -49,15 +55,6 @@ def site_work(config: RunConfig, accelerator: Accelerator | None) -> IslandWork:
     return IslandWork(layers=layers, held_microbatches=held_at_once(config, programs, accelerator))
 
 
-def stage_costs(config: RunConfig) -> Costs:
-    """Return the times of a microbatch in a pipeline of one chunk a stage.
-
-    Raises:
-        UserError: there is no topology, or it does not say enough.
-    """
-    return staged_model(config, _staged(config)).costs(Placement.linear(config.pipeline_stages))
-
-
 @functools.lru_cache(maxsize=4)
 def event_schedule(config: RunConfig) -> Schedule:
     """Return the run's schedule for stages that begin an action as soon as its input is there.
@@ -81,7 +78,7 @@ def event_schedule(config: RunConfig) -> Schedule:
         fitting = settings.memory_limit_bytes // (layer.before_backward * max(layers))
         limit = max(1, min(settings.memory_limit, fitting))
     schedule = _event_schedule(config, limit)
-    costs = _costs(config, schedule.placement)
+    costs = _known(config, pipeline_costs, schedule.placement)
     return order_within_bytes(schedule, layers, layer, settings.memory_limit_bytes, costs)
 
 
@@ -95,7 +92,7 @@ def _event_schedule(config: RunConfig, limit: int | MemoryLimit) -> Schedule:
     request = EventRequest(
         (config.mesh.stage,) * config.pipeline_sites,
         microbatches,
-        _costs(config, Placement.linear(config.pipeline_stages)),
+        _known(config, costs_of_stages, Placement.linear(config.pipeline_stages)),
         limit,
         settings.virtual_stages,
     )
@@ -107,10 +104,10 @@ def _event_schedule(config: RunConfig, limit: int | MemoryLimit) -> Schedule:
     return schedule
 
 
-def _costs(config: RunConfig, placement: Placement) -> Costs:
+def _known(config: RunConfig, costs: Callable[[RunConfig], Costs], placement: Placement) -> Costs:
     """Return the times of a microbatch; all actions last as long where they are not known."""
     try:
-        return staged_model(config, _staged(config)).costs(placement)
+        return costs(config)
     except UserError:
         return Costs.uniform(placement.chunks, 1.0, 1.0, 1.0)
 

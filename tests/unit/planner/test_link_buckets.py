@@ -11,21 +11,21 @@ from geojax import make_mesh
 from geojax.accelerators import accelerator_named
 from geojax.collectives import BFLOAT16, INT8
 from geojax.mesh import AXES
-from geojax.models import ModelConfig
+from geojax.models import ModelConfig, model_flops
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.registry import schedule_entry
+from geojax.pipeline.simulation.model_costs import layer_operations
 from geojax.pipeline.tick_tables import tick_table
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.buckets import (
     MEMORY_SHARE,
+    ComputeTimes,
     LinkShare,
-    StepTimes,
     choose_buckets,
     exposure_lines,
     link_share,
     predict_exposure,
-    step_times,
 )
 from geojax.planner.traffic.gradients import gradient_messages
 from geojax.precision import policy
@@ -47,11 +47,26 @@ def plan_on(sizes, **options):
     return step_plan_on(mesh, policy("bf16"), sequence_parallel=True, **options)
 
 
+def times_of(model, plan, sequences, length):
+    """The work of a step on H100s at 40% of their peak."""
+    rate, mesh = 0.4 * H100.peak("bfloat16"), plan.mesh
+    tokens = sequences * length
+    ranks = mesh.shape["data"] * mesh.shape["dc"]
+    microbatch = tokens / (ranks * plan.layout.batch.microbatches)
+    operations = layer_operations(model, length, plan.layout.remat)
+    of_layer = microbatch / (rate * mesh.shape["tensor"] * mesh.shape["context"])
+    return ComputeTimes(
+        model_flops(model, length) * tokens / (rate * mesh.size),
+        operations.forward * of_layer,
+        (operations.backward + operations.weight) * of_layer,
+    )
+
+
 def llama_70b(**options):
     sizes = {"dc": 2, "data": 192, "tensor": 8}
     plan = plan_on(sizes, microbatches=4, remat="full", **options)
     model = ModelConfig.load("llama3-70b")
-    return model, plan, step_times(model, plan, 1536, 8192, H100.peak("bfloat16"))
+    return model, plan, times_of(model, plan, 1536, 8192)
 
 
 def nemotron_340b():
@@ -66,7 +81,7 @@ def nemotron_340b():
         ),
     )
     model = ModelConfig.load("nemotron4-340b")
-    return model, plan, step_times(model, plan, 2304, 4096, H100.peak("bfloat16"))
+    return model, plan, times_of(model, plan, 2304, 4096)
 
 
 def before(model, plan, times):
@@ -115,7 +130,7 @@ def test_the_published_layout_sends_messages_of_ten_bandwidth_delay_products(wir
     assert messages.count < 20
     # One may be shorter: the last leaves that share a message.
     assert sorted(messages.after_backward)[1] > 10 * LINK.bandwidth_delay_bytes
-    assert chosen.exposure.latency_seconds < 0.02 * times.step_seconds
+    assert chosen.exposure.latency_seconds < 0.02 * times.compute_seconds
     assert chosen.plan.bucket_bytes <= MEMORY_SHARE * H100.memory_bytes
 
     early = dataclasses.replace(chosen.plan, overlap_grad_reduce=True)
@@ -136,8 +151,7 @@ def test_more_layers_travel_together_where_the_backward_is_short():
     model, plan, times = llama_70b()
     layers = []
     for factor in (0.25, 1, 4, 16):
-        seconds = factor * times.layer_backward_seconds
-        fast = StepTimes(times.step_seconds, seconds)
+        fast = dataclasses.replace(times, layer_backward=factor * times.layer_backward)
         chosen = choose_buckets(
             model, plan, LINK, fast, NO_MEMORY_LIMIT, ("bucket_layers", "overlap_grad_reduce")
         )
@@ -166,7 +180,7 @@ def test_the_log_says_what_was_chosen_and_what_would_help():
     assert warning.startswith("warning: exposed latency is more than 2% of a step; leave ")
 
     best = choose_buckets(model, plan, LINK, times, H100.memory_bytes)
-    longer = dataclasses.replace(times, step_seconds=4 * times.step_seconds)
+    longer = dataclasses.replace(times, compute_seconds=4 * times.compute_seconds)
     auto = ("bucket_bytes", "bucket_layers", "overlap_grad_reduce")
     lines = exposure_lines(best.exposure, best.plan, LINK, longer, auto=auto)
     assert len(lines) == 2, "no warning"

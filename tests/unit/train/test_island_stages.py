@@ -10,9 +10,10 @@ from geojax.islands.stage_lists import stage_lists
 from geojax.pipeline import Placement, geopipe, simulate, validate
 from geojax.planner.resolve import site_schedule
 from geojax.planner.resolve.abstract_site import abstract_programs, most_layer_bytes
-from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, chosen_layers
+from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, costs_of_stages
 from geojax.planner.resolve.run_memory import island_memory, offered_bytes
-from geojax.planner.resolve.site_schedule import event_schedule, stage_costs
+from geojax.planner.resolve.run_stages import chosen_layers
+from geojax.planner.resolve.site_schedule import event_schedule
 
 CONFIG = {
     "run_directory": "unused",
@@ -37,7 +38,7 @@ def warmup(schedule):
 
 def test_geopipe_runs_ahead_by_the_round_trip_of_the_topology():
     own = config(schedule="geopipe")
-    costs = stage_costs(own)
+    costs = costs_of_stages(own)
     assert costs.hops[0].latency > 0.01
     schedule = event_schedule(own)
     assert schedule.orders == geopipe(24, costs).orders
@@ -66,7 +67,7 @@ def test_an_order_by_events_beats_the_order_of_the_tick_table_in_the_same_memory
     validate(schedule, limit=4)
     in_ticks = choose_hop_ticks(own, chosen_layers(own)).table.schedule
     by_events, by_ticks = (
-        simulate(each, stage_costs(own)).seconds for each in (schedule, in_ticks)
+        simulate(each, costs_of_stages(own)).seconds for each in (schedule, in_ticks)
     )
     assert by_events <= by_ticks
 
