@@ -1,7 +1,7 @@
 """Every schedule by name: its order, its placement and one sentence about it.
 
-A new schedule is an entry here and its generator. The config's validation, `geojax simulate`, the
-executor's tick tables and the benchmarks read this registry.
+A new schedule is an entry here and its generator. The config's validation, the executor's tick
+tables, `geojax plan --schedules` and the benchmarks read this registry.
 """
 
 import dataclasses

@@ -22,7 +22,7 @@ from geojax.planner.step_traffic import evenly_sent
 from geojax.planner.traffic.by_axes import Axes
 from geojax.step.plan import StepPlan
 from geojax.topology import Topology
-from geojax.train.plan.run_layout import layout_of_run
+from geojax.train.plan.run_layout import planned_layout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,13 +94,7 @@ class PlannedStep:
             traffic: the collectives of the step, from `geojax.planner.step_traffic`.
             target: the accelerators.
         """
-        layout = dataclasses.replace(
-            layout_of_run(config),
-            layers=plan.staged_layers.layers_per_chunk if plan.staged_layers else None,
-            bucket_bytes=plan.bucket_bytes,
-            overlap_grad_reduce=plan.overlap_grad_reduce,
-            bucket_layers=plan.bucket_layers,
-        )
+        layout = planned_layout(config, plan)
         topology = target.topology(config.mesh.dc, config.load_topology())
         length = config.batch.sequence_length
         memory = layout_memory(
