@@ -52,7 +52,8 @@ def arguments_of(command: type[Any]) -> Iterator[Argument]:
     hints = typing.get_type_hints(command, include_extras=True)
     for field, is_required in _fields(command):
         annotation = hints[field]
-        marks: list[Any] = [mark for mark in _metadata(annotation) if type(mark) is _ArgumentMark]
+        metadata = getattr(annotation, "__metadata__", ())
+        marks: list[Any] = [each for each in metadata if type(each) is _ArgumentMark]
         names = [mark.name for mark in marks if mark.name is not None]
         if names == [""]:
             yield from arguments_of(typing.get_args(annotation)[0])
@@ -126,7 +127,3 @@ def _default(field: FieldInfo, written: Any) -> Any:
         return tyro.MISSING_NONPROP
     default = field.get_default(call_default_factory=True)
     return f"{default:g}" if written is str and isinstance(default, float) else default
-
-
-def _metadata(annotation: Any) -> tuple[Any, ...]:
-    return getattr(annotation, "__metadata__", ())

@@ -112,6 +112,10 @@ class ConfigPage:
             if command.asks_for_layouts or command.explain is not None:
                 raise
             self._no_request = reason
+        # A step without described accelerators is traced for those of this machine.
+        described = self._config.topology is not None or self._config.simulate_devices is not None
+        if described or self._target is not None:
+            jax.config.update("jax_platforms", "cpu")  # no accelerator is touched
         self._own: OwnStep | None = None
         self._no_own: UserError | None = None
         try:
@@ -120,8 +124,7 @@ class ConfigPage:
             if not asks_about_another(command) or not command.rows:
                 raise
             self._no_own = reason
-        # Only now: a config without accelerators is traced for those of this machine.
-        jax.config.update("jax_platforms", "cpu")  # no accelerator is touched
+        jax.config.update("jax_platforms", "cpu")
         self._figures: dict[str, Any] = {"config": str(command.config)}
 
     def print(self) -> int:

@@ -15,6 +15,7 @@ from geojax.topology import Topology
 from geojax.train.plan.run_layout import layout_of_run, run_settings
 
 CONFIG = Path(__file__).parents[3] / "configs" / "llama3-8b-2x8.yaml"
+QUICKSTART = CONFIG.parent / "quickstart.yaml"
 SMALL = (
     *("--model.num_hidden_layers", "4"),
     *("--batch.global_batch_size", "32", "--batch.microbatches", "2"),
@@ -134,15 +135,17 @@ QUESTIONS = [
 ]
 
 
+def test_a_config_that_cannot_be_planned_says_why_in_its_page(capsys):
+    out = printed(capsys, QUICKSTART)
+    assert re.findall(r"^[A-Z].*\?$", out, re.MULTILINE) == QUESTIONS
+    assert "\nWhat would be faster?\nnot searched: nothing is known of the float32 peak of" in out
+
+
 @pytest.mark.parametrize(
     "asked", [("--trace", 1), ("--roles", "data"), ("--explain", "1"), ("--output", "best.yaml")]
 )
-def test_a_config_that_cannot_be_planned_says_why_in_its_page(capsys, asked):
-    config = CONFIG.parent / "quickstart.yaml"
-    out = printed(capsys, config)
-    assert re.findall(r"^[A-Z].*\?$", out, re.MULTILINE) == QUESTIONS
-    assert "\nWhat would be faster?\nnot searched: nothing is known of the float32 peak of" in out
-    assert "nothing is known of the float32 peak of" in refused(capsys, config, *asked)
+def test_a_config_that_cannot_be_planned_is_refused_if_layouts_are_asked_for(capsys, asked):
+    assert "nothing is known of the float32 peak of" in refused(capsys, QUICKSTART, *asked)
 
 
 def test_a_layout_that_cannot_be_elsewhere_is_left_out_there(capsys, tmp_path):

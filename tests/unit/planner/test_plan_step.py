@@ -4,9 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 from geojax.cli.main import run
+from geojax.cli.plan_step import OwnStep
+from geojax.errors import UserError
 
 QUICKSTART = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
 
@@ -123,3 +126,20 @@ def test_a_mistake_is_one_line(capsys, arguments, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_accelerators_are_asked_only_if_the_step_is_for_those_of_this_machine(monkeypatch):
+    seen = []
+
+    def trace(config):
+        seen.append(jax.config.jax_platforms)
+        raise UserError("far enough")
+
+    monkeypatch.setattr(OwnStep, "of", trace)
+    platforms = jax.config.jax_platforms
+    undescribed = ("--topology", "null", "--simulate-devices", "null")
+    for arguments in ((H100_CONFIG,), (QUICKSTART,), (QUICKSTART, *undescribed)):
+        jax.config.update("jax_platforms", None)
+        run(["plan", *arguments, "--rows", "0"])
+    jax.config.update("jax_platforms", platforms)
+    assert seen == ["cpu", "cpu", None]
