@@ -190,9 +190,7 @@ class ConfigPage:
                 raise self._no_request
             found = find_layouts(command, self._request, self._config, self._calibration, console)
         except UserError as reason:
-            if self._no_own is not None:
-                raise self._no_own from None
-            if command.asks_for_layouts:
+            if command.asks_for_layouts or self._no_own is not None:
                 raise
             self._title(title)
             console.print(f"not searched: {reason}")
