@@ -118,19 +118,20 @@ def run(command: PlanCommand, overrides: Sequence[str]) -> int:
 
 
 def _check_outputs(command: PlanCommand) -> None:
-    """Check, before the search, that what is asked for can be written.
+    """Check, before anything is traced, that what is asked for can be written.
 
     Raises:
-        UserError: a folder cannot be there, because a file is.
+        UserError: a folder is missing or cannot be there, or a file's name is a folder's.
     """
-    files = {"--output": command.output, "--json": command.json_file}
-    folders = {option: path.parent for option, path in files.items() if path is not None}
-    if command.pictures is not None:
-        folders["--pictures"] = command.pictures
-    for option, folder in folders.items():
+    for option, path in {"--output": command.output, "--json": command.json_file}.items():
+        if path is None:
+            continue
+        if path.is_dir():
+            raise UserError(f"{option}: {path} is a folder; name a file in it")
+        if not path.parent.is_dir():
+            raise UserError(f"{option}: {path.parent} is no folder; name another one")
+    folder = command.pictures
+    if folder is not None:
         there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
         if not there.is_dir():
-            raise UserError(f"{option}: {there} is no folder; name another one")
-    for option, path in files.items():
-        if path is not None and path.is_dir():
-            raise UserError(f"{option}: {path} is a folder; name a file in it")
+            raise UserError(f"--pictures: {there} is no folder; name another one")

@@ -180,6 +180,8 @@ def test_what_cannot_be_written_is_found_before_the_search(capsys, tmp_path, mon
     assert line == f"error: --pictures: {tmp_path}/file is no folder; name another one"
     line = refused(capsys, CONFIG, *SMALL, "--output", tmp_path)
     assert line == f"error: --output: {tmp_path} is a folder; name a file in it"
+    line = refused(capsys, CONFIG, *SMALL, "--json", tmp_path / "none" / "page.json")
+    assert line == f"error: --json: {tmp_path}/none is no folder; name another one"
 
 
 def unlike_sites(folder, hosts, kind="a100-sxm-80gb"):
