@@ -2,7 +2,7 @@
 
     python benchmarks/at_scale.py --output benchmarks/results/at_scale.json
 
-Each config is compiled by `geojax compile` in a process of its own (the extra `aot`, no GPU). The
+`geojax plan --compile` compiles each config in a process of its own (the extra `aot`, no GPU). The
 compiled program gives the memory of a device, the bytes and messages over dc, and the streams of
 collectives. Exposure is predicted from FLOPs and the topology's links: of the cross-site sum of
 gradients (and its part that round trips are to blame for), and of hops between sites.
@@ -10,7 +10,7 @@ gradients (and its part that round trips are to blame for), and of hops between 
 A goal that is missed is named, and the exit code is 1:
 
     fits        the compiled step fits into the usable memory of a GPU
-    estimate    `geojax memory` is within 5% of the compiled program
+    estimate    the traced memory is within 5% of the compiled program's
     latency     exposed round trips of the cross-site sum take at most 2% of a step
     sum         the exposed part of the cross-site sum takes at most 4% of a step
     hops        the exposed part of hops takes at most 2% of a step
@@ -92,17 +92,18 @@ def exposed(config: RunConfig, plan: StepPlan) -> Exposed:
 
 
 def compiled(path: Path, config: RunConfig) -> dict[str, Any]:
-    """The figures of `geojax compile`, whose exit code 1 says that the step does not fit."""
+    """The figures of `geojax plan --compile`, whose exit code 1 says that the step does not fit."""
     with tempfile.TemporaryDirectory() as folder:
         figures = Path(folder) / "figures.json"
         target = f"h100:{config.mesh.devices}"
-        command = ["compile", str(path), "--target", target, "--json", str(figures)]
+        command = ["plan", str(path), "--rows", "0", "--compile"]
+        command += ["--target", target, "--json", str(figures)]
         result = subprocess.run(
             [sys.executable, "-m", "geojax", *command], capture_output=True, text=True, check=False
         )
         if not figures.exists():
             sys.exit(f"{path.name}: geojax {' '.join(command)} failed\n{result.stderr[-4000:]}")
-        return json.loads(figures.read_text())
+        return json.loads(figures.read_text())["compiled"]
 
 
 def measured(path: Path) -> dict[str, Any]:

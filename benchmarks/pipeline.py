@@ -10,10 +10,10 @@ Before any timing all sides train three steps and must agree on the losses. Then
 step each in rotating order, and a ratio is the median over the rounds.
 
 Simulated devices share the machine's cores, so that a stage that waits leaves its core to others.
-Bubbles are therefore not seen here (`geojax simulate` says how long they are); what is seen is work
-that the step without a pipeline does not do: sending, putting away what waits, branches. And, in
-the form without branches, the work of idle stages on what nobody reads: with m microbatches and d
-ticks from the first stage to the last it makes d / m of all work.
+Bubbles are therefore not seen here (`geojax plan --schedules` says how long they are). What is seen
+is work that the step without a pipeline does not do: sending, putting away what waits, branches.
+And, in the form without branches, the work of idle stages on what nobody reads: with m microbatches
+and d ticks from the first stage to the last it makes d / m of all work.
 
 The products are as wide as compute-bound ones are. Beside narrow ones
 (`--hidden 256 --sequences 2`) it shows that what waits for the backward comes from memory where a

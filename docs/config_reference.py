@@ -14,10 +14,9 @@ from geojax.config.run_config import RunConfig
 PAGE = Path(__file__).resolve().parent / "config-reference.md"
 OPENING = """# Config reference
 
-The tables list every key of the YAML file that `geojax train`, `memory`, `plan`, `compile`,
-`simulate` and `probe` read. Write a key as `--section.key value` on their command lines. `geojax
-settings` prints the same list. `python docs/config_reference.py` writes this page from the settings
-classes.
+The tables list every key of the YAML file that `geojax train`, `plan` and `probe` read.
+Write a key as `--section.key value` on their command lines. `geojax settings` prints the same list.
+`python docs/config_reference.py` writes this page from the settings classes.
 """
 
 

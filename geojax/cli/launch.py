@@ -1,6 +1,5 @@
 """`geojax launch -- COMMAND`: start all processes of a run, on this machine or over ssh."""
 
-import dataclasses
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ from geojax.errors import UserError
 from geojax.launch import Hosts, Outcome, Output, Worker, as_islands, local_workers, supervise
 from geojax.network_names import is_site_name
 from geojax.quantities import Seconds, SimulatedDevices
-from geojax.settings import Settings, validate
+from geojax.settings import Settings
 from geojax.wan import SITE_NAMES, EmulatedWan
 from geojax.wan.state import DEFAULT_NAME
 
@@ -27,8 +26,7 @@ _LINES_SHOWN = 15
 _FINAL = (exit_codes.USAGE, *exit_codes.STOPPED)
 
 
-@dataclasses.dataclass(frozen=True)
-class LaunchCommand:
+class LaunchCommand(Settings):
     """Start a run of several processes: geojax launch --sites 2 -- train CONFIG [overrides].
 
     After `--` comes a command of geojax, or any program that calls geojax.runtime.start. Ctrl-C
@@ -41,10 +39,10 @@ class LaunchCommand:
     """Number of sites (called east, west, north, south), or their names: east,west. Default: 2, or
     the sites of the emulated network."""
 
-    processes_per_site: int = 1
+    processes_per_site: int = pydantic.Field(default=1, ge=1, le=1024)
     """Processes in each site."""
 
-    devices_per_process: int | None = None
+    devices_per_process: SimulatedDevices | None = None
     """CPU devices to simulate in each process. Default: share out the machine's GPUs; without GPUs
     the config decides."""
 
@@ -62,47 +60,36 @@ class LaunchCommand:
     islands: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Start each site as a job of its own, for a config with dc.join=islands."""
 
-    restarts: int = 0
+    restarts: int = pydantic.Field(default=0, ge=0, le=10**6)
     """Number of times to start a failed run again, from its newest checkpoint. Exit codes 2 (bad
     input) and 3 (a probe found something slow) never restart."""
 
-    grace_seconds: str = "45s"
+    grace_seconds: Seconds = 45.0
     """Time that a process has to end after another has failed, before it is killed."""
-
-
-class _Options(Settings):
-    """Numbers of the command, validated."""
-
-    processes_per_site: int = pydantic.Field(ge=1, le=1024)
-    devices_per_process: SimulatedDevices | None
-    restarts: int = pydantic.Field(ge=0, le=10**6)
-    grace_seconds: Seconds
 
 
 def run(command: LaunchCommand, launched: Sequence[str]) -> int:
     """Run the workers to their end; return the code of the one that failed first, else 0 or 3."""
-    given = {name: getattr(command, name) for name in _Options.model_fields}
-    options = validate(_Options, given, "geojax launch")
-    for remaining in range(options.restarts, -1, -1):
-        workers = _workers(command, options, launched)
+    for remaining in range(command.restarts, -1, -1):
+        workers = _workers(command, launched)
         output = Output(workers, sys.stdout, sys.stderr)
         sites = ", ".join(dict.fromkeys(worker.site for worker in workers))
         output.log(f"{len(workers)} process(es) in {sites}")
-        outcome = supervise(workers, output, grace_seconds=options.grace_seconds)
+        outcome = supervise(workers, output, grace_seconds=command.grace_seconds)
         _report(outcome, output)
         if output.closed:  # Python would report what it can no longer write, on its way out
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not outcome.failed or outcome.exit_code in _FINAL or outcome.stopped_by or not remaining:
             break
-        attempt = options.restarts - remaining + 1
-        output.log(f"restart {attempt} of {options.restarts}, from the newest checkpoint")
+        attempt = command.restarts - remaining + 1
+        output.log(f"restart {attempt} of {command.restarts}, from the newest checkpoint")
     return outcome.exit_code
 
 
-def _workers(command: LaunchCommand, options: _Options, launched: Sequence[str]) -> list[Worker]:
-    devices, grace = options.devices_per_process, options.grace_seconds
+def _workers(command: LaunchCommand, launched: Sequence[str]) -> list[Worker]:
+    devices, grace = command.devices_per_process, command.grace_seconds
     if command.hosts is not None:
-        if command.sites or command.wan or options.processes_per_site > 1:
+        if command.sites or command.wan or command.processes_per_site > 1:
             raise UserError(
                 f"--hosts {command.hosts} says which sites there are, with a process on each host: "
                 "leave --sites, --processes-per-site and --wan out"
@@ -115,7 +102,7 @@ def _workers(command: LaunchCommand, options: _Options, launched: Sequence[str])
     wan = EmulatedWan.load(command.wan_name) if command.wan else None
     workers = local_workers(
         _sites(command.sites, wan),
-        options.processes_per_site,
+        command.processes_per_site,
         _command_line(launched, sys.executable, here=True),
         simulated_devices=devices,
         grace_seconds=grace,

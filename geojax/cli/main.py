@@ -13,39 +13,35 @@ import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import tyro
 
 import geojax
 from geojax.cli import (
-    compile,
     data,
     evaluate,
     export,
     generate,
     launch,
-    memory,
     plan,
     probe,
     settings,
-    simulate,
     train,
     wan,
 )
+from geojax.cli.arguments import REGISTRY, UncheckedArguments, arguments_of
 from geojax.errors import RunError, UserError, is_disk_full
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
 from geojax.paths import resolved_path
 from geojax.runtime.environment.variables import check_environment
+from geojax.settings import validate
 from geojax.suggestions import did_you_mean
 
 Subcommand = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
-    | Annotated[memory.MemoryCommand, tyro.conf.subcommand("memory")]
     | Annotated[plan.PlanCommand, tyro.conf.subcommand("plan")]
-    | Annotated[compile.CompileCommand, tyro.conf.subcommand("compile")]
-    | Annotated[simulate.SimulateCommand, tyro.conf.subcommand("simulate")]
     | Annotated[settings.SettingsCommand, tyro.conf.subcommand("settings")]
     | Annotated[probe.ProbeCommand, tyro.conf.subcommand("probe")]
     | Annotated[export.ExportCommand, tyro.conf.subcommand("export")]
@@ -66,7 +62,12 @@ _COMMANDS: dict[str, type[Any]] = {
 _HELP = ("-h", "--help")
 _WRONG_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 _LONGEST_MESSAGE = 490
-_RENAMED = {"wan mend": "wan restore"}
+_RENAMED = {
+    "memory": "plan",
+    "compile": "plan --compile",
+    "simulate": "plan --schedules",
+    "wan mend": "wan restore",
+}
 
 
 def main() -> None:
@@ -133,12 +134,6 @@ def _run(arguments: list[str]) -> int:
         return train.run(command, unknown)
     if isinstance(command, plan.PlanCommand):
         return plan.run(command, unknown)
-    if isinstance(command, memory.MemoryCommand):
-        return memory.run(command, unknown)
-    if isinstance(command, compile.CompileCommand):
-        return compile.run(command, unknown)
-    if isinstance(command, simulate.SimulateCommand):
-        return simulate.run(command, unknown)
     if isinstance(command, probe.ProbeCommand):
         return probe.run(command, unknown)
     if isinstance(command, launch.LaunchCommand):
@@ -179,15 +174,15 @@ def _overview() -> str:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
-    """Return the subcommand's dataclass and the arguments that it does not know.
+    """Return the subcommand and the arguments that it does not know.
 
     Raises:
-        UserError: an option lacks its value, or has one of another type. Tyro prints that in a box
-            with the option's help.
+        UserError: an option lacks its value, or has one that is not possible. Tyro prints that in a
+            box with the option's help.
     """
     box = io.StringIO()
     try:
-        with contextlib.redirect_stderr(box):
+        with contextlib.redirect_stderr(box), REGISTRY:
             command, unknown = tyro.cli(
                 Subcommand,
                 prog="geojax",
@@ -207,28 +202,32 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
             name, meaning = absent.groups()
             problem = f"{name} is missing; it would be the {meaning[:1].lower()}{meaning[1:]}"
         raise UserError(f"geojax {arguments[0]}: {problem}") from None
-    return _with_resolved_paths(command, arguments[0]), unknown
+    name = arguments[0]
+    if isinstance(command, UncheckedArguments):
+        given = command.values | _resolved_paths(command.values, name)
+        return validate(command.settings, given, f"geojax {name}"), unknown
+    return dataclasses.replace(command, **_resolved_paths(vars(command), name)), unknown
 
 
-def _with_resolved_paths(command: Any, name: str) -> Any:
-    """Resolve the paths of a command, but for its config, which messages name as it was given.
+def _resolved_paths(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Resolve the paths of a subcommand, but for its config, which messages name as it was given.
 
     Raises:
         UserError: one is no path.
     """
     resolved: dict[str, Any] = {}
-    for field in dataclasses.fields(command):
-        value = getattr(command, field.name)
+    for argument in arguments_of(_COMMANDS[name]):
+        value = given.get(argument.field)
         paths = value if isinstance(value, tuple) else (value,)
-        if field.name == "config" or not paths or not isinstance(paths[0], pathlib.Path):
+        if argument.field == "config" or not paths or not isinstance(paths[0], pathlib.Path):
             continue
         try:
             paths = tuple(resolved_path(path) for path in paths)
         except UserError as error:
-            option = "RUN" if field.name == "run" else f"--{field.name.replace('_', '-')}"
+            option = "RUN" if argument.name == "run" else f"--{argument.name.replace('_', '-')}"
             raise UserError(f"geojax {name}: {option}: {error}") from None
-        resolved[field.name] = paths if isinstance(value, tuple) else paths[0]
-    return dataclasses.replace(command, **resolved)
+        resolved[argument.field] = paths if isinstance(value, tuple) else paths[0]
+    return resolved
 
 
 def _refuse(unknown: Sequence[str], name: str) -> None:
@@ -296,16 +295,16 @@ def _config_first(arguments: Sequence[str]) -> list[str]:
         UserError: the subcommand needs a config file, and there is none.
     """
     name, *words = arguments
-    fields = dataclasses.fields(_COMMANDS[name])
-    required = {field.name for field in fields if field.default is dataclasses.MISSING}
+    known = list(arguments_of(_COMMANDS[name]))
+    required = {argument.name for argument in known if argument.is_required}
     if "config" not in required or not {*_HELP}.isdisjoint(words):
         return list(arguments)
-    flags = {f"--{field.name}" for field in fields if isinstance(field.default, bool)}
+    alone = {f"--{argument.name}" for argument in known if argument.may_stand_alone}
     free = [
         index
         for index, (before, word) in enumerate(zip(["", *words], words, strict=False))
         if not word.startswith("-")
-        and (before in flags or "=" in before or not before.startswith("--"))
+        and (before in alone or "=" in before or not before.startswith("--"))
     ]
     if not free:
         raise UserError(

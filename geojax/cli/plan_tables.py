@@ -1,13 +1,15 @@
 """Text and tables of `geojax plan`: the best layouts, why the first wins, and what would help."""
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rich.table import Table
 
 from geojax.quantities import quantity
 
 if TYPE_CHECKING:
+    from geojax.models import ModelConfig
     from geojax.planner.cost.layout import LayoutCandidate
     from geojax.planner.cost.prediction import Prediction
     from geojax.planner.search.fewer_sites import Without
@@ -18,26 +20,35 @@ if TYPE_CHECKING:
 
 _DAY = 86400.0
 _LEAST_SHARE = 0.005
+_LEAST_TERM = 0.02
 _NAMED = 3
 _GAP = 2
 
 
-def heading(request: "PlanRequest") -> str:
+def question(
+    model: "ModelConfig",
+    topology: "Topology | None",
+    global_batch_size: int,
+    sequence_length: int,
+    precisions: "Sequence[str]",
+) -> str:
     """Say what is planned."""
     from geojax.models import parameter_count
 
-    topology = request.topology
-    lines = [
-        f"{quantity(parameter_count(request.model))} parameters on {_sites(topology)} "
-        f"({topology.name}), {request.global_batch_size} sequences "
-        f"of {request.sequence_length} tokens a step, {' or '.join(request.precisions)}"
+    where = "" if topology is None else f" on {_sites(topology)} ({topology.name})"
+    return (
+        f"{quantity(parameter_count(model))} parameters{where}, {global_batch_size} sequences "
+        f"of {sequence_length} tokens a step, {' or '.join(precisions)}"
+    )
+
+
+def links(topology: "Topology") -> "list[str]":
+    """Describe the links between sites, a line each."""
+    return [
+        f"{'-'.join(link.sites)}: {quantity(link.bytes_per_second, 'B/s')}, round trip "
+        f"{link.round_trip_seconds * 1e3:.3g} ms"
+        for link in topology.links
     ]
-    for link in topology.links:
-        lines.append(
-            f"{'-'.join(link.sites)}: {quantity(link.bytes_per_second, 'B/s')}, round trip "
-            f"{link.round_trip_seconds * 1e3:.3g} ms"
-        )
-    return "\n".join(lines)
 
 
 def _sites(topology: "Topology") -> str:
@@ -170,6 +181,23 @@ def _table(rows: "Sequence[Mapping[str, str]]") -> Table:
     return table
 
 
+def plain_table(rows: "Sequence[Mapping[str, str]]", left: "Sequence[str]") -> Table:
+    """Tabulate rows as wide as their cells, wherever they are printed.
+
+    Args:
+        rows: the cells of each row, by the titles of the columns.
+        left: titles of the columns that are aligned to the left.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    for name in rows[0] if rows else ():
+        width = max(len(name), *(len(row[name]) for row in rows))
+        justify: Literal["left", "right"] = "left" if name in left else "right"
+        table.add_column(name, justify=justify, no_wrap=True, min_width=width)
+    for row in rows:
+        table.add_row(*row.values())
+    return table
+
+
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
@@ -224,19 +252,46 @@ def limits(best: "Candidate", helps: "Sequence[Gain]") -> str:
         if gain.share >= _LEAST_SHARE
     )
     return (
-        f"limited by {helps[0].resource} (share of the step's time: {shares}; of the "
+        f"row 1 is limited by {helps[0].resource} (share of the step's time: {shares}; of the "
         f"memory {best.memory.largest} take most)\n{more} more would save: {would}"
     )
 
 
-def pace(request: "PlanRequest", best: "Candidate", tokens: float | None) -> str:
-    """Say how many tokens a day pass, and how long a budget takes."""
-    of_step = request.global_batch_size * request.sequence_length
-    daily = of_step / best.seconds * _DAY
-    line = f"{quantity(of_step)} tokens a step, {quantity(daily)} a day"
+def own_time(prediction: "Prediction") -> str:
+    """Say how long the step of a config is, and which terms it is made of."""
+    seconds = prediction.step_seconds
+    exposed = sorted(_exposed(prediction).items(), key=lambda pair: -pair[1])
+    shown = [(name, term) for name, term in exposed if term >= _LEAST_TERM * seconds]
+    rest = seconds - sum(term for _, term in shown)
+    terms = [f"{name} {term:.3g} s" for name, term in shown]
+    terms += [f"the rest {rest:.2g} s"] if rest >= _LEAST_SHARE * seconds else []
+    utilization = prediction.model_flops_utilization
+    mfu = "" if utilization is None else f", {utilization:.1%} MFU"
+    return f"{seconds:.4g} s{_error(prediction)} by the cost model{mfu}\nmade of {', '.join(terms)}"
+
+
+def beside_own(own: "Prediction", best: "Candidate") -> str:
+    """Say what the best layout saves of the step of the config."""
+    saved = 1 - best.seconds / own.step_seconds
+    if saved < _LEAST_SHARE:
+        return f"no layout is faster than the config's own, {own.step_seconds:.4g} s"
+    return f"row 1 saves {saved:.1%} of the {own.step_seconds:.4g} s of the config's own layout"
+
+
+def pace(sizes: tuple[int, int], prediction: "Prediction", tokens: float | None) -> str:
+    """Say how many tokens a day pass, how long a budget takes, and how sure that is.
+
+    Args:
+        sizes: sequences of a step, and tokens of a sequence.
+        prediction: the step.
+        tokens: the budget; None: there is none.
+    """
+    tokens_of_step = math.prod(sizes)
+    daily = tokens_of_step / prediction.step_seconds * _DAY
+    line = f"{quantity(tokens_of_step)} tokens a step, {quantity(daily)} a day"
     if tokens is not None:
         line += f"; {quantity(tokens)} tokens take {tokens / daily:.3g} days"
-    error = best.prediction.relative_error
+    error = prediction.relative_error
     if error is None:
         return f"{line}\nunvalidated: no published step of these accelerators was compared"
     return f"{line}\n±{error:.0%}: error that 90% of published steps of them keep within"

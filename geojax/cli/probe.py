@@ -1,6 +1,5 @@
 """`geojax probe`: health and speed of devices, networks and links."""
 
-import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from rich.console import Console
 from geojax.errors import UserError
 from geojax.exit_codes import UNHEALTHY
 from geojax.quantities import SimulatedDevices
-from geojax.settings import Settings, validate
+from geojax.settings import Settings
 
 if TYPE_CHECKING:
     from geojax.accelerators import Precision
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 _CHECKS = ("devices", "networks", "links", "hosts", "stages")
 
 
-@dataclasses.dataclass(frozen=True)
-class ProbeCommand:
+class ProbeCommand(Settings):
     """Measure devices, networks inside the sites, links between them and hosts, and flag slow ones.
 
     On several processes: `geojax launch -- probe`, or the same command everywhere, as for training.
@@ -42,27 +40,22 @@ class ProbeCommand:
     """Checks to run: devices, networks, links, hosts, stages. stages are the pieces of CONFIG's
     model."""
 
-    streams: tuple[int, ...] = (1, 2, 4, 8)
+    streams: tuple[Annotated[int, pydantic.Field(ge=1, le=256)], ...] = pydantic.Field(
+        default=(1, 2, 4, 8), min_length=1
+    )
     """Numbers of TCP streams to measure the links with, one after the other."""
 
-    simulate_devices: int | None = None
+    simulate_devices: SimulatedDevices | None = None
     """CPU devices to simulate in this process; default: as in CONFIG."""
 
     output: Path | None = None
     """YAML file for the measured topology, for `topology:` of a config."""
 
-    json: Path | None = None
+    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None
     """File for all figures."""
 
     stage_times: Path | None = None
-    """YAML file for the times of CONFIG's pieces, for `geojax simulate --stage-times`."""
-
-
-class _Options(Settings):
-    """Numbers of the command, validated."""
-
-    streams: tuple[Annotated[int, pydantic.Field(ge=1, le=256)], ...] = pydantic.Field(min_length=1)
-    simulate_devices: SimulatedDevices | None
+    """YAML file for the times of CONFIG's pieces, for `geojax plan --stage-times`."""
 
 
 def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
@@ -76,11 +69,9 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     unknown = [check for check in command.checks if check not in _CHECKS]
     if unknown:
         raise UserError(f"--checks {unknown[0]}: there are {', '.join(_CHECKS)}")
-    for path in (command.output, command.json, command.stage_times):
+    for path in (command.output, command.json_file, command.stage_times):
         if path is not None and not path.absolute().parent.is_dir():
             raise UserError(f"{path}: its folder does not exist")
-    given = {name: getattr(command, name) for name in _Options.model_fields}
-    options = validate(_Options, given, "geojax probe")
     # Imported here, so that `geojax --help` need not wait for JAX.
     from geojax.config.run_config import RunConfig
 
@@ -101,7 +92,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
     from geojax.topology import Topology
 
     described = Topology.load(config.topology) if config and config.topology else None
-    settings = complete(_processes(options.simulate_devices, config), os.environ)
+    settings = complete(_processes(command.simulate_devices, config), os.environ)
     context = ProbeContext.of(runtime.start(settings), described, config.mesh.dc if config else 1)
     jax.config.update("jax_enable_x64", config is not None and config.precision == "fp64")
     first = jax.process_index() == 0
@@ -116,7 +107,7 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
             described_by=described,
             coordinator=settings.coordinator if len(context.processes) > 1 else None,
             checks=[check for check in CHECKS if check in command.checks],
-            streams=sorted(set(options.streams)),
+            streams=sorted(set(command.streams)),
             dtype=dtype,
         )
     if config is not None and "stages" in command.checks:
@@ -191,12 +182,12 @@ def _write(
         assert figures.stage_times is not None, "the stage times must have been measured"
         figures.stage_times.save(command.stage_times)
         console.print(f"{command.stage_times}: the stage times")
-    if command.json is not None:
+    if command.json_file is not None:
         try:
-            command.json.write_text(figures.model_dump_json(indent=1) + "\n", encoding="utf-8")
+            command.json_file.write_text(figures.model_dump_json(indent=1) + "\n", encoding="utf-8")
         except OSError as error:
-            raise UserError(f"{command.json}: cannot be written ({error.strerror})") from None
-        console.print(f"{command.json}: all figures")
+            raise UserError(f"{command.json_file}: cannot be written ({error.strerror})") from None
+        console.print(f"{command.json_file}: all figures")
 
 
 def _remarks(context: "ProbeContext", figures: "Figures") -> list[str]:

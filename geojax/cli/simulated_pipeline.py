@@ -1,15 +1,16 @@
-"""The pipeline that `geojax simulate` looks at, by a config and the command's options."""
+"""The pipeline that `geojax plan --schedules` looks at, by a config and the command's options."""
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import pydantic
+import tyro
 
 from geojax.errors import UserError
+from geojax.pipeline.registry import SCHEDULES, schedule_entry
 from geojax.quantities import Count, Seconds
-from geojax.settings import Settings, validate
+from geojax.settings import Settings
 from geojax.suggestions import listed
 
 if TYPE_CHECKING:
@@ -18,29 +19,105 @@ if TYPE_CHECKING:
     from geojax.topology import Topology
 
 
-class Options(Settings):
-    """The numbers of the command, checked."""
+class ScheduleOptions(Settings):
+    """Options of the comparison of pipeline schedules."""
 
-    stages_per_site: Count
-    microbatches: Count
-    memory_limit: Count
-    virtual_stages: Count
-    efficiency: float = pydantic.Field(ge=0.001, le=1)
-    stage_seconds: Annotated[Seconds, pydantic.Field(ge=1e-6, le=1e4)] | None
-    stage_times: Path | None
+    schedules: Annotated[
+        tuple[str, ...] | None,
+        tyro.conf.arg(
+            metavar="NAME",
+            help="Pipeline schedules to compare; without names: all.\n\n"
+            + "\n".join(f"{entry.name}: {entry.description}" for entry in SCHEDULES.values()),
+        ),
+    ] = None
+    """Pipeline schedules to compare; without names: all."""
+    stages_per_site: Count | None = None
+    """With --schedules: pipeline stages in each site; default: mesh.stage."""
+    microbatches: Count | None = None
+    """With --schedules: microbatches of a rank; default: batch.microbatches, or if that is 1, one
+    per sequence."""
+    memory_limit: Count | None = None
+    """With --schedules: most microbatches that a stage may hold; default: pipeline.memory_limit, or
+    the number of stages, as in 1F1B."""
+    virtual_stages: Count | None = None
+    """With --schedules: virtual stages of the interleaved schedule; default:
+    pipeline.virtual_stages, at least 2."""
+    accelerator: str | None = None
+    """With --schedules: accelerator of every site, in place of the topology's (h100-sxm,
+    ascend-910b ...)."""
+    efficiency: Annotated[float, pydantic.Field(ge=0.001, le=1)] | None = None
+    """With --schedules: share of its peak that an accelerator reaches while it computes; default:
+    0.5, as of published runs."""
+    stage_seconds: Annotated[Seconds, pydantic.Field(ge=1e-6, le=1e4)] | None = None
+    """With --schedules: measured time of a stage for a microbatch's forward and backward, such as
+    180ms, in place of peak and efficiency."""
+    stage_times: Path | None = None
+    """YAML file of the times that `geojax probe` measured for the model's pieces, in place of
+    published peaks. The plan then holds only layouts with the measured sequences, tensor ranks and
+    so on."""
 
-    @pydantic.model_validator(mode="after")
-    def _one_measurement(self) -> Self:
-        if self.stage_seconds is not None and self.stage_times is not None:
-            raise ValueError("stage_seconds and stage_times say the same: leave one of them out")
-        return self
+
+class PipelineSizes(NamedTuple):
+    """Sizes of a simulated pipeline: those that were given, or else the config's."""
+
+    stages_per_site: int
+    microbatches: int
+    memory_limit: int
+    virtual_stages: int
 
 
 MOST_STAGES_A_HOP = 256
 """Most times that a message between stages may take as long as a stage does for a microbatch."""
 
 
-def check_hops(staged: "StagedModel") -> None:
+class SimulatedPipeline(NamedTuple):
+    """A pipeline whose schedules are compared."""
+
+    config: "RunConfig"
+    topology: "Topology"
+    """All sites of the config, with the accelerators that are asked for."""
+    staged: "StagedModel"
+    """The pipeline through all sites, or inside the site where it takes longest."""
+    sizes: PipelineSizes
+    source: str
+    """Source of the times."""
+
+    @classmethod
+    def of(cls, config: "RunConfig", options: ScheduleOptions) -> "SimulatedPipeline":
+        """Return the pipeline of `config`.
+
+        Raises:
+            UserError: an option is not possible, or the topology does not say enough.
+        """
+        topology = _topology(config, options.accelerator)
+        for name in options.schedules or ():
+            schedule_entry(name)  # refuses a schedule that there is not
+        sizes = _sizes(config, options, len(topology.sites))
+        staged = _staged_model(config, topology, options, sizes)
+        _check_hops(staged)
+        return cls(config, topology, staged, sizes, _source(options))
+
+    @property
+    def pipelines(self) -> int:
+        """Pipelines of the whole run: one, or one in each site."""
+        return len(self.topology.sites) // len(self.staged.topology.sites)
+
+
+def _source(options: ScheduleOptions) -> str:
+    if options.stage_times is not None:
+        return f"the times in {options.stage_times}"
+    if options.stage_seconds is not None:
+        return "--stage-seconds"
+    return f"FLOPs at {_efficiency(options):.0%} of the peaks (--efficiency)"
+
+
+def _efficiency(options: ScheduleOptions) -> float:
+    from geojax.pipeline.simulation.staged_model import EFFICIENCY
+
+    return EFFICIENCY if options.efficiency is None else options.efficiency
+
+
+def _check_hops(staged: "StagedModel") -> None:
     """Refuse links that no schedule hides, and for which tables of ticks would grow without end.
 
     Raises:
@@ -53,13 +130,13 @@ def check_hops(staged: "StagedModel") -> None:
     longest = max(costs.hops, key=lambda hop: hop.seconds, default=None)
     if longest is not None and longest.seconds > MOST_STAGES_A_HOP * work:
         raise UserError(
-            f"geojax simulate: a hop over {longest.link or 'a site'} takes {longest.seconds:.3g} "
+            f"--schedules: a hop over {longest.link or 'a site'} takes {longest.seconds:.3g} "
             f"s, more than {MOST_STAGES_A_HOP} times the {work:.3g} s of a stage for a microbatch. "
-            "Simulate a larger model, longer microbatches or a faster link"
+            "Compare with a larger model, longer microbatches or a faster link"
         )
 
 
-def topology_of(config: "RunConfig", accelerator: str | None) -> "Topology":
+def _topology(config: "RunConfig", accelerator: str | None) -> "Topology":
     """Return the config's topology, with the accelerators of that name if one is given.
 
     Raises:
@@ -70,7 +147,7 @@ def topology_of(config: "RunConfig", accelerator: str | None) -> "Topology":
 
     topology = config.load_topology()
     if topology is None:
-        raise UserError("topology: is needed to simulate, such as --topology two-h100-sites")
+        raise UserError("--schedules requires a topology; add --topology two-h100-sites, say")
     require_sites(topology, config.mesh.dc)
     if accelerator is None:
         return topology
@@ -79,38 +156,34 @@ def topology_of(config: "RunConfig", accelerator: str | None) -> "Topology":
     return topology.model_copy(update={"sites": sites})
 
 
-def options_of(command: Mapping[str, Any], config: "RunConfig", sites: int) -> Options:
-    """Return the command's numbers, each that is None taken out of the config.
+def _sizes(config: "RunConfig", options: ScheduleOptions, sites: int) -> PipelineSizes:
+    """Return the sizes that are given, and the others out of the config.
 
     Raises:
-        UserError: one of them is not possible, or the batch does not divide into the microbatches.
+        UserError: the batch does not divide into the microbatches.
     """
     from geojax.config.pipeline_settings import check_scheduled
 
-    given = {name: command[name] for name in Options.model_fields}
-    if given["stages_per_site"] is None:
-        given["stages_per_site"] = config.mesh.stage
-    through_sites = through_all_sites(config, given["stages_per_site"])
+    stages_per_site = options.stages_per_site or config.mesh.stage
+    through_sites = through_all_sites(config, stages_per_site)
+    stages = stages_per_site * (sites if through_sites else 1)
     sequences = sequences_per_rank(config, through_sites)
-    if given["microbatches"] is None:
-        microbatches = config.batch.microbatches
-        given["microbatches"] = microbatches if microbatches > 1 else sequences
-    if given["memory_limit"] is None:
-        stages = given["stages_per_site"] * (sites if through_sites else 1)
-        given["memory_limit"] = config.pipeline.memory_limit or stages
-    if given["virtual_stages"] is None:
-        given["virtual_stages"] = max(2, config.pipeline.virtual_stages)
-    options = validate(Options, given, "geojax simulate")
-    stages = options.stages_per_site * (sites if through_sites else 1)
-    check_scheduled(stages * options.virtual_stages, options.microbatches)
-    if sequences % options.microbatches:
+    of_config = config.batch.microbatches if config.batch.microbatches > 1 else sequences
+    sizes = PipelineSizes(
+        stages_per_site,
+        options.microbatches or of_config,
+        options.memory_limit or config.pipeline.memory_limit or stages,
+        options.virtual_stages or max(2, config.pipeline.virtual_stages),
+    )
+    check_scheduled(stages * sizes.virtual_stages, sizes.microbatches)
+    if sequences % sizes.microbatches:
         fitting = [count for count in range(1, sequences + 1) if sequences % count == 0]
         raise UserError(
-            f"microbatches={options.microbatches} does not divide the {sequences} sequences of "
+            f"microbatches={sizes.microbatches} does not divide the {sequences} sequences of "
             f"each of the {config.batch.global_batch_size // sequences} data-parallel ranks; "
             f"{listed(fitting)} would"
         )
-    return options
+    return sizes
 
 
 def has_pipeline(config: "RunConfig") -> bool:
@@ -158,7 +231,9 @@ def microbatch_sequences(config: "RunConfig") -> int:
     return sequences // config.batch.microbatches if config.batch.microbatches > 1 else 1
 
 
-def staged_model(config: "RunConfig", topology: "Topology", options: Options) -> "StagedModel":
+def _staged_model(
+    config: "RunConfig", topology: "Topology", options: ScheduleOptions, sizes: PipelineSizes
+) -> "StagedModel":
     """Return the pipeline through all sites, or inside the site where it takes longest.
 
     Raises:
@@ -170,7 +245,7 @@ def staged_model(config: "RunConfig", topology: "Topology", options: Options) ->
     from geojax.precision import policy
 
     measured = StageTimes.load(options.stage_times) if options.stage_times else None
-    through_sites = through_all_sites(config, options.stages_per_site)
+    through_sites = through_all_sites(config, sizes.stages_per_site)
     whole = [topology]
     if not through_sites:
         whole = [
@@ -180,14 +255,14 @@ def staged_model(config: "RunConfig", topology: "Topology", options: Options) ->
         StagedModel(
             config.model,
             of_pipeline,
-            options.stages_per_site,
-            sequences=sequences_per_rank(config, through_sites) // options.microbatches,
+            sizes.stages_per_site,
+            sequences=sequences_per_rank(config, through_sites) // sizes.microbatches,
             sequence_length=config.batch.sequence_length,
             data=config.mesh.data * config.mesh.expert,
             parallelism=config.model_parallelism,
             dtype=policy(config.precision).compute_dtype.name,
             remat=config.remat,
-            efficiency=options.efficiency,
+            efficiency=_efficiency(options),
             stage_seconds=options.stage_seconds,
             measured=measured,
             given_layers=config.pipeline.layers,

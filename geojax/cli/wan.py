@@ -1,6 +1,7 @@
 """`geojax wan`: emulated long links between sites on this machine."""
 
 import dataclasses
+from typing import Annotated
 
 import pydantic
 from rich.console import Console
@@ -25,8 +26,7 @@ from geojax.wan.settings import LARGEST_SEGMENT, MTU, SITE_NAMES
 from geojax.wan.state import Relay
 
 
-@dataclasses.dataclass(frozen=True)
-class WanUpCommand:
+class WanUpCommand(Settings):
     """Join sites on this machine by emulated long links, for commands that run in them.
 
     Each site is a network namespace, and a link joins each two sites. Without options the links are
@@ -34,26 +34,26 @@ class WanUpCommand:
     `ip netns exec geojax.wan.east COMMAND` runs a command in the site east.
     """
 
-    sites: int = 2
+    sites: int = pydantic.Field(default=2, ge=1, le=len(SITE_NAMES))
     """Number of sites: east, west, north, south."""
 
-    rtt: str = "0ms"
+    rtt: Seconds = 0.0
     """Round trip of a link, such as 21ms."""
 
-    rate: str | None = None
+    rate: BytesPerSecond | None = None
     """Bandwidth of a link in each direction, such as 1gbit or 200mbit. It counts IP packets with
     their headers. Default: no limit."""
 
-    loss: str = "0"
+    loss: Share = 0.0
     """Share of lost packets, such as 0.1%, up to 50%."""
 
-    jitter: str = "0ms"
+    jitter: Seconds = 0.0
     """Largest difference of a packet's delay from half the round trip; packets keep their order."""
 
-    queue: str | None = None
+    queue: Bytes | None = None
     """Most bytes that wait for a link, such as 4MiB. Default: bandwidth-delay product + 1 MiB."""
 
-    core: int | None = None
+    core: Annotated[int, pydantic.Field(ge=0, lt=2**16)] | None = None
     """CPU core of the relay, which runs if the kernel has no netem. Default: the last two cores,
     one for each direction."""
 
@@ -102,17 +102,6 @@ class WanRestoreCommand:
 WanCommand = WanUpCommand | WanDownCommand | WanStatusCommand | WanCutCommand | WanRestoreCommand
 
 
-class _Options(Settings):
-    """Quantities of the command, parsed, under the names of its options."""
-
-    rtt: Seconds
-    rate: BytesPerSecond | None
-    loss: Share
-    jitter: Seconds
-    queue: Bytes | None
-    sites: int = pydantic.Field(ge=1, le=len(SITE_NAMES))
-
-
 def run(command: WanCommand) -> int:
     """Run the command, print the result, and return the exit code: 3 if a link is broken."""
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -146,15 +135,13 @@ def _up(command: WanUpCommand, console: Console) -> int:
 
 
 def _settings(command: WanUpCommand) -> WanSettings:
-    given = {name: getattr(command, name) for name in _Options.model_fields}
-    options = validate(_Options, given, "geojax wan up")
     content = {
-        "sites": options.sites,
-        "round_trip_seconds": options.rtt,
-        "bytes_per_second": options.rate,
-        "loss": options.loss,
-        "jitter_seconds": options.jitter,
-        "queue_bytes": options.queue,
+        "sites": command.sites,
+        "round_trip_seconds": command.rtt,
+        "bytes_per_second": command.rate,
+        "loss": command.loss,
+        "jitter_seconds": command.jitter,
+        "queue_bytes": command.queue,
     }
     return validate(WanSettings, content, "geojax wan up")
 

@@ -119,7 +119,7 @@ class RunConfig(Layout):
     """Intervals of checkpoints."""
 
     preflight: Literal["refuse", "warn"] = "refuse"
-    """Refuse a run before compilation if its estimated memory (see `geojax memory`) exceeds its
+    """Refuse a run before compilation if its estimated memory (see `geojax plan`) exceeds its
     devices' memory, or only warn."""
 
     adapt: AdaptSettings = AdaptSettings()

@@ -10,8 +10,8 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import grain
 import numpy as np
 
 from geojax.data.corpus import Corpus
@@ -19,6 +19,9 @@ from geojax.data.packing import Batch, Window
 from geojax.data.storage import TRAIN, VALIDATION
 from geojax.data.windows import SequenceWindows, batches_in_order, collate
 from geojax.errors import UserError
+
+if TYPE_CHECKING:
+    import grain
 
 _MOST_WINDOWS = 2**32
 """Most windows of a source, since Grain's shuffle permutes 32-bit numbers."""
@@ -77,6 +80,9 @@ class Loader:
         self.seed = seed
         self.sequences = np.asarray(sequences, np.int32)
         self._validation_sequences = validation_sequences
+        # Imported here, so that a command that reads no data need not wait for it and for Orbax.
+        import grain
+
         self._read_options = grain.ReadOptions(
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads)
         )
@@ -111,8 +117,10 @@ class Loader:
         with contextlib.closing(iter(ahead)) as batches:
             yield from batches
 
-    def _batches(self, consumed: int) -> grain.MapDataset:
+    def _batches(self, consumed: int) -> "grain.MapDataset":
         """Return this process's batches, of which the first begins at sequence `consumed`."""
+        import grain
+
         share = _Share(self._blend, consumed, self.global_batch_size, self.sequences)
         batch = {"drop_remainder": True, "batch_fn": self._collate}
         return grain.MapDataset.source(share).batch(len(self.sequences), **batch)
@@ -149,7 +157,11 @@ class _Share:
     """Sequences of the blend that this process needs, step after step."""
 
     def __init__(
-        self, blend: grain.MapDataset, consumed: int, global_batch_size: int, sequences: np.ndarray
+        self,
+        blend: "grain.MapDataset",
+        consumed: int,
+        global_batch_size: int,
+        sequences: np.ndarray,
     ) -> None:
         self._blend, self._consumed = blend, consumed
         self._global_batch_size = global_batch_size
@@ -165,8 +177,10 @@ class _Share:
         return self._blend[first + self._sequences[position]]
 
 
-def _blend(corpus: Corpus, sequence_length: int, seed: int) -> grain.MapDataset:
+def _blend(corpus: Corpus, sequence_length: int, seed: int) -> "grain.MapDataset":
     """Blend the sources without end; element n * global_batch_size + i is sequence i of step n."""
+    import grain
+
     sources = [source for source in corpus.sources if source.weight > 0]
     endless = []
     for source in sources:

@@ -67,11 +67,9 @@ class DataSettings(Settings):
         return self
 
 
-class PrepareSource(Settings):
-    """Files that become one prepared folder."""
+class SourceText(Settings):
+    """Files of one source of text, and those that are held out for validation."""
 
-    name: Name
-    """Name of the folder below `output`."""
     files: tuple[str, ...] = ()
     """Files, folders and globs (`**` crosses folders)."""
     validation_files: tuple[str, ...] = ()
@@ -84,7 +82,14 @@ class PrepareSource(Settings):
     documents that are already tokenized (.idx beside .bin). chat: a line is a conversation, and the
     loss counts only the assistant's words. auto: by suffix."""
     field: str | None = None
-    """Key of the document in a JSON line. null: `text`, or `messages` for a conversation."""
+    """Key of the document in a JSON line. Default: `text`, or `messages` for a conversation."""
+
+
+class PrepareSource(SourceText):
+    """Files that become one prepared folder."""
+
+    name: Name
+    """Name of the folder below `output`."""
 
     @pydantic.model_validator(mode="after")
     def _has_files(self) -> "PrepareSource":
@@ -101,29 +106,34 @@ class PrepareSource(Settings):
         return self
 
 
-class PrepareSettings(Settings):
+class Tokenization(Settings):
+    """Tokenizer of prepared folders, and the processes that run it."""
+
+    tokenizer: ResolvedPath | None = None
+    """`tokenizer.json` to use; without one, a tokenizer is trained on the training files."""
+    beginning_token: str | None = None
+    """Token of `tokenizer` that begins a document; well-known names are found without it."""
+    end_token: str | None = None
+    """Token of `tokenizer` that ends a document; well-known names are found without it."""
+    chat_template: ResolvedPath | None = None
+    """Chat template of conversations. Default: the one beside the tokenizer (chat_template.jinja,
+    or in tokenizer_config.json)."""
+    vocab_size: int = pydantic.Field(default=32768, ge=SMALLEST_VOCABULARY, le=LARGEST_VOCABULARY)
+    """Vocabulary size of the tokenizer that is trained."""
+    workers: Annotated[int, pydantic.Field(ge=1, le=1024)] | None = None
+    """Processes that tokenize. Default: one for 64 MiB of files, at most one a core. Their number
+    does not change the folders by a byte."""
+
+
+class PrepareSettings(Tokenization):
     """Settings of `geojax data prepare`: a folder for each source, all with one tokenizer."""
 
     output: ResolvedPath
     """Folder above the prepared folders."""
     sources: tuple[PrepareSource, ...]
     """Sources to prepare."""
-    tokenizer: ResolvedPath | None = None
-    """`tokenizer.json` to use; None: one is trained on the sources' training files."""
-    beginning_token: str | None = None
-    """Token of that file that begins a document; well-known names are found without it."""
-    end_token: str | None = None
-    """The token that ends a document."""
-    chat_template: ResolvedPath | None = None
-    """Chat template for conversations; null: the one beside the tokenizer, chat_template.jinja or
-    in tokenizer_config.json."""
-    vocab_size: int = pydantic.Field(default=32768, ge=SMALLEST_VOCABULARY, le=LARGEST_VOCABULARY)
-    """Vocabulary size of the tokenizer that is trained."""
     tokenizer_bytes: int = pydantic.Field(default=1 << 28, gt=0, le=1 << 40)
     """Bytes of text to train the tokenizer on, taken from the start of every file."""
-    workers: Annotated[int, pydantic.Field(ge=1, le=1024)] | None = None
-    """Processes that tokenize; null: one for 64 MiB of files, at most one a core. The folders are
-    the same for any number, byte by byte."""
 
     @pydantic.model_validator(mode="after")
     def _makes_sense(self) -> "PrepareSettings":

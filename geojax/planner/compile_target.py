@@ -81,7 +81,7 @@ class CompileTarget:
         kinds = {known: kind for kind, known in _ACCELERATORS.items()}
         if name not in kinds:
             raise UserError(
-                f"geojax compile: programs cannot be compiled ahead of time for {name}; set "
+                f"--compile: programs cannot be compiled ahead of time for {name}; set "
                 f"--target, such as h100:{devices}"
             )
         return cls(kinds[name], devices)

@@ -33,7 +33,7 @@ _ACCEPTED = 90
 _LONGEST_LINE = 500
 _MODULES = (
     "geojax.cli.main",
-    "geojax.cli.simulated_pipeline",
+    "geojax.cli.plan_page",
     "geojax.cli.probe_tables",
     "geojax.data.preparation",
     "geojax.launch.hosts",

@@ -1,5 +1,5 @@
 """Measured times of the pieces of a model on one pipeline stage: what `geojax probe` writes and
-`geojax simulate --stage-times` computes with, instead of operations and peaks.
+`geojax plan --stage-times` computes with, instead of operations and peaks.
 
     sequences: 1
     sequence_length: 4096

@@ -12,6 +12,5 @@ def refuse_adapters(model: ModelConfig) -> None:
     """
     if model.lora is not None:
         raise UserError(
-            "model.lora: a plan by formula knows no adapters; plan without them, or see what "
-            "`geojax memory` says of the step, which it traces"
+            "model.lora: a plan by formula knows no adapters; it works without model.lora"
         )

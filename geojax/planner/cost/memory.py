@@ -1,6 +1,6 @@
 """Memory of a layout in closed form: microseconds a call, so that a search can refuse what is full.
 
-It is an estimate of an estimate: `geojax memory` traces the step and follows its buffers
+It is an estimate of an estimate: `geojax plan` traces a config's step and follows its buffers
 (`geojax.planner.memory`), these formulas count the arrays that decide its peak. We compared 46
 traced layouts of dense models: 8B to 340B, ZeRO 0 to 3, tensor, context, most schedules, every
 remat and compression. The closed form misses the trace by 1.8% in the median and 6.1% at worst.

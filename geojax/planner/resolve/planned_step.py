@@ -18,7 +18,7 @@ from geojax.planner.cost.memory import layout_memory
 from geojax.planner.cost.predict import predict
 from geojax.planner.cost.prediction import Prediction, Term
 from geojax.planner.passes import layers_of_pass, passes_of
-from geojax.planner.resolve.run_layout import layout_of_run
+from geojax.planner.resolve.run_layout import planned_layout
 from geojax.planner.step_traffic import evenly_sent
 from geojax.planner.traffic.by_axes import Axes
 from geojax.step.plan import StepPlan
@@ -94,13 +94,7 @@ class PlannedStep:
             traffic: the collectives of the step, from `geojax.planner.step_traffic`.
             target: the accelerators.
         """
-        layout = dataclasses.replace(
-            layout_of_run(config),
-            layers=plan.staged_layers.layers_per_chunk if plan.staged_layers else None,
-            bucket_bytes=plan.bucket_bytes,
-            overlap_grad_reduce=plan.overlap_grad_reduce,
-            bucket_layers=plan.bucket_layers,
-        )
+        layout = planned_layout(config, plan)
         topology = target.topology(config.mesh.dc, config.load_topology())
         length = config.batch.sequence_length
         memory = layout_memory(

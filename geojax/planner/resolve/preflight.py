@@ -1,6 +1,6 @@
 """A run's memory compared with its devices' before anything is compiled, and what would fit.
 
-The estimate is that of `geojax memory`: the step is traced on a mesh without devices, which takes
+The estimate is that of `geojax plan`: the step is traced on a mesh without devices, which takes
 seconds for any number of them.
 """
 

@@ -6,6 +6,18 @@ from typing import Any
 from geojax.config.run_config import RunConfig
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.resolve.run_stages import chosen_layers
+from geojax.step.plan import StepPlan
+
+
+def planned_layout(config: RunConfig, plan: StepPlan) -> LayoutCandidate:
+    """Return the layout of `config` with the layers and buckets that its step `plan` has."""
+    return dataclasses.replace(
+        layout_of_run(config),
+        layers=plan.staged_layers.layers_per_chunk if plan.staged_layers else None,
+        bucket_bytes=plan.bucket_bytes,
+        overlap_grad_reduce=plan.overlap_grad_reduce,
+        bucket_layers=plan.bucket_layers,
+    )
 
 
 def layout_of_run(config: RunConfig) -> LayoutCandidate:

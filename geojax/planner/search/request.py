@@ -6,14 +6,14 @@ import os
 from typing import get_args
 
 from geojax.accelerators import Accelerator
-from geojax.collectives import WireName
 from geojax.errors import UserError
-from geojax.mesh import DcRole, Join
+from geojax.mesh import Join
 from geojax.models import ModelConfig
 from geojax.models.chunk.remat import Remat
 from geojax.optim import OptimizerSettings
 from geojax.planner.cost.adapters import refuse_adapters
-from geojax.precision import PrecisionName, policy
+from geojax.planner.search.choices import OpenChoices
+from geojax.precision import policy
 from geojax.runtime.device_memory import usable_memory
 from geojax.topology import Site, Topology
 
@@ -22,7 +22,7 @@ REMATS: tuple[Remat, ...] = get_args(Remat)
 
 
 @dataclasses.dataclass(frozen=True)
-class PlanRequest:
+class PlanRequest(OpenChoices):
     """A model to be trained on all accelerators of a topology, and the choices that are open."""
 
     model: ModelConfig
@@ -32,14 +32,6 @@ class PlanRequest:
     """Sequences of a step."""
     sequence_length: int
     """Tokens of a sequence."""
-    roles: tuple[DcRole, ...] = ("data", "stage")
-    """Roles of the sites to choose from."""
-    joins: tuple[Join, ...] = ("one_program",)
-    """Ways to join the sites to choose from."""
-    precisions: tuple[PrecisionName, ...] = ("bf16",)
-    """Precisions to choose from, all of which the user takes for good enough."""
-    compressions: tuple[WireName, ...] = ("none",)
-    """Formats of gradients on the link to choose from, with the same proviso."""
     remats: tuple[Remat, ...] = REMATS
     """Policies of remat to choose from, those that compute least again first."""
     optimizer: OptimizerSettings = dataclasses.field(default_factory=OptimizerSettings)

@@ -1,6 +1,5 @@
 """Command lines: options and words that cannot be meant, and files that are no files."""
 
-import dataclasses
 import json
 import random
 
@@ -8,21 +7,23 @@ from fuzz.case import Case
 from fuzz.corpus import Corpus
 from fuzz.surfaces.run_configs import READERS
 from fuzz.values import ANYTHING
+from geojax.cli.arguments import arguments_of
 from geojax.cli.main import _COMMANDS
 
 
 def option(corpus: Corpus, rng: random.Random) -> Case:
     """A subcommand whose options get hostile values."""
-    command, settings = rng.choice(list(_COMMANDS.items()))
+    command, its_class = rng.choice(list(_COMMANDS.items()))
     name, content = corpus.config(rng)
-    fields = [field for field in dataclasses.fields(settings) if field.name not in ("config",)]
+    names = [argument.name for argument in arguments_of(its_class)]
     words = command.split()
-    if "config" in {field.name for field in dataclasses.fields(settings)}:
+    if "config" in names:
+        names.remove("config")
         words.append(name)
     for _ in range(rng.choice([1, 1, 2])):
-        if not fields:
+        if not names:
             break
-        option = f"--{rng.choice(fields).name.replace('_', '-')}"
+        option = f"--{rng.choice(names).replace('_', '-')}"
         value = rng.choice(ANYTHING).replace("\0", "")
         words += rng.choice([[option, value], [f"{option}={value}"], [option], [option, "-5"]])
     if command == "launch":
@@ -33,7 +34,7 @@ def option(corpus: Corpus, rng: random.Random) -> Case:
 def words(corpus: Corpus, rng: random.Random) -> Case:
     """Command lines that are not quite commands."""
     name, content = corpus.config(rng)
-    words = ["train", "memory", "data", "wan", "launch", "--", "--help", "-h", "--resume", name]
+    words = ["train", "plan", "data", "wan", "launch", "--", "--help", "-h", "--resume", name]
     words += [
         "trian",
         "help",
@@ -71,13 +72,13 @@ def kind_of_file(corpus: Corpus, rng: random.Random) -> Case:
     files = {name: content, "binary.yaml": bytes(rng.randrange(256) for _ in range(3000))}
     place = rng.choice(
         [
-            [rng.choice(READERS), kind],
+            [*rng.choice(READERS), kind],
             ["train", name, f"--topology={kind}/.yaml"],
             ["train", name, "--topology", kind if "/" in kind else f"./{kind}"],
             ["train", name, "--model", kind if "/" in kind else f"./{kind}"],
             ["train", name, f"--data.sources=[{{name: a, prepared: {json.dumps(kind)}}}]"],
             ["train", "small.yaml", f"--run_directory={kind}"],
-            ["simulate", name, "--stage-times", kind],
+            ["plan", name, "--schedules", "--stage-times", kind],
             ["launch", "--hosts", kind, "--", "train", name],
             ["data", "prepare", kind, "--output", "out"],
             ["data", "prepare", name, "--output", "out", "--tokenizer", kind],

@@ -25,7 +25,7 @@ def described_file(corpus: Corpus, rng: random.Random) -> Case:
         classes: dict[str, type[Settings]] = {"topology": Topology, "model": RunConfig}
         content = _changed(content, classes[which], rng) if rng.random() < 0.5 else content
         content = mutated(content, rng) if rng.random() < 0.5 else content
-        arguments = [rng.choice(["train", "memory"]), "small.yaml", f"--{which}=./file.yaml"]
+        arguments = [rng.choice(["train", "plan"]), "small.yaml", f"--{which}=./file.yaml"]
         return Case(arguments, small | {"file.yaml": content})
     if which == "hosts":
         example = {"sites": [{"name": "east", "hosts": ["a"]}, {"name": "west", "hosts": ["b"]}]}

@@ -9,7 +9,13 @@ from fuzz.values import fields_of, hostile
 from geojax.config.run_config import RunConfig
 from geojax.pipeline.registry import SCHEDULES
 
-READERS = ("train", "memory", "compile", "simulate", "probe")
+READERS = (
+    ("train",),
+    ("plan",),
+    ("plan", "--compile"),
+    ("plan", "--schedules"),
+    ("probe",),
+)
 """Commands that read a run's config."""
 
 
@@ -24,10 +30,10 @@ def wrong_field(corpus: Corpus, rng: random.Random) -> Case:
         # What stands in a list or is replaced by a preset is not reached by an override.
         refused |= never
         arguments.append(f"--{'.'.join(field.path)}={value}")
-    command = rng.choice(["train", "train", "memory", "compile", "simulate"])
+    command = rng.choice([("train",), *READERS[:-1]])
     if len(arguments) > 1:  # the second may replace the group of the first
         refused = False
-    return Case([command, name, *arguments], {name: content}, must_be_refused=refused)
+    return Case([*command, name, *arguments], {name: content}, must_be_refused=refused)
 
 
 def sizes(corpus: Corpus, rng: random.Random) -> Case:
@@ -60,13 +66,13 @@ def sizes(corpus: Corpus, rng: random.Random) -> Case:
     schedule = rng.choice(list(SCHEDULES))
     arguments += rng.choice([[], ["--dc.role=stage", f"--pipeline.schedule={schedule}"]])
     name, content = corpus.config(rng)
-    return Case([rng.choice(READERS), name, *arguments], {name: content})
+    return Case([*rng.choice(READERS), name, *arguments], {name: content})
 
 
 def text(corpus: Corpus, rng: random.Random) -> Case:
     """A shipped config with a few bytes changed, cut, repeated or put in."""
     name, content = corpus.config(rng)
-    return Case([rng.choice(READERS), name], {name: mutated(content, rng)})
+    return Case([*rng.choice(READERS), name], {name: mutated(content, rng)})
 
 
 DRAWS = ((6, wrong_field), (4, text), (3, sizes))

@@ -40,8 +40,11 @@ def test_the_overview_has_a_line_for_each_subcommand(capsys, arguments):
         (["trian", "run.yaml"], "there is no subcommand 'trian'; did you mean 'train'?"),
         (["wan", "statsu"], "there is no subcommand 'wan statsu'; did you mean 'wan status'?"),
         (["data"], "there is no subcommand 'data'; did you mean 'data prepare'?"),
-        (["xyzzy"], "there is no subcommand 'xyzzy'; there are: train, memory, "),
+        (["xyzzy"], "there is no subcommand 'xyzzy'; there are: train, plan, "),
         (["wan", "mend"], "geojax wan mend is called geojax wan restore now"),
+        (["memory", "run.yaml"], "geojax memory is called geojax plan now"),
+        (["compile"], "geojax compile is called geojax plan --compile now"),
+        (["simulate", "--help"], "geojax simulate is called geojax plan --schedules now"),
     ],
 )
 def test_an_unknown_subcommand_gets_the_nearest(capsys, arguments, expected):
@@ -64,7 +67,7 @@ def test_settings_may_stand_before_the_config_file(capsys, before):
         (["wan", "up", "--rtt=1ms", "--rtt=1ms"], "--rtt"),
         (["train", "run.yaml", "--steps=5", "--site", "a", "--site=b"], "--site"),
         (["train", "run.yaml", "--steps=5", "--steps", "6"], "--steps"),
-        (["memory", "run.yaml", "--batch.x-y=5", "--batch.x_y=6"], "--batch.x_y"),
+        (["plan", "run.yaml", "--batch.x-y=5", "--batch.x_y=6"], "--batch.x_y"),
     ],
 )
 def test_an_option_that_is_given_twice_is_refused(capsys, arguments, option):

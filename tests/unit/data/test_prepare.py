@@ -24,6 +24,7 @@ from geojax.data.atomic_folder import atomic_folder
 from geojax.data.storage import SplitWriter, TokenStream
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
+from geojax.settings import validate
 
 TEXTS = ["one two three\n", "öne twö <|begin|> thrée\n", "four\r\nfive", "six " * 50]
 
@@ -395,7 +396,7 @@ def test_command_from_arguments_and_from_a_file(tmp_path, capsys):
 )
 def test_command_that_makes_no_sense(arguments, message):
     with pytest.raises(UserError, match=message) as error:
-        run(PrepareCommand(**arguments))
+        run(validate(PrepareCommand, arguments, "geojax data prepare"))
     one_line(error)
 
 

@@ -15,6 +15,7 @@ from geojax.errors import UserError
 from geojax.launch import Hosts, Output, as_islands, local_workers, supervise
 from geojax.runtime.environment.cluster_env import ProcessSettings, complete
 from geojax.runtime.environment.island_env import island_settings
+from geojax.settings import validate
 from geojax.wan import EmulatedSite, EmulatedWan, WanSettings
 
 
@@ -114,7 +115,7 @@ def test_what_is_no_list_of_sites_is_refused(asked):
 )
 def test_mistakes_are_refused(changes, launched, part):
     with pytest.raises(UserError, match=part):
-        run(LaunchCommand(**changes), launched)
+        run(validate(LaunchCommand, changes, "geojax launch"), launched)
 
 
 SSH = """#!/bin/sh

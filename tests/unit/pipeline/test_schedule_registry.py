@@ -76,7 +76,7 @@ def test_a_new_entry_is_in_the_help_of_the_command():
         f"SCHEDULES['serial'] = registry.dataclasses.replace(SCHEDULES['gpipe'], name='serial',"
         f" description={added.description!r})\n"
         "from geojax.cli.main import run\n"
-        "run(['simulate', '--help'])\n"
+        "run(['plan', '--help'])\n"
     )
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     words = " ".join(shown.stdout.replace("│", " ").split())

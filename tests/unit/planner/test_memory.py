@@ -1,4 +1,4 @@
-"""The table of `geojax memory` against XLA's own account of the compiled step."""
+"""The table of `geojax plan` against XLA's own account of the compiled step."""
 
 import dataclasses
 import functools

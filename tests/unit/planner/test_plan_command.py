@@ -15,6 +15,7 @@ from geojax.planner.resolve.run_layout import layout_of_run, run_settings
 from geojax.topology import Topology
 
 CONFIG = Path(__file__).parents[3] / "configs" / "llama3-8b-2x8.yaml"
+QUICKSTART = CONFIG.parent / "quickstart.yaml"
 SMALL = (
     *("--model.num_hidden_layers", "4"),
     *("--batch.global_batch_size", "32", "--batch.microbatches", "2"),
@@ -50,13 +51,15 @@ def test_a_config_becomes_a_table_a_config_and_pictures(capsys, tmp_path):
     )
     out = printed(capsys, CONFIG, *SMALL, *files, *more)
     assert "on 2 sites of 8 h100-sxm (two-h100-sites-2x8), 32 sequences of 8192 tokens" in out
+    assert re.findall(r"^[A-Z].*\?$", out, re.MULTILINE) == QUESTIONS
+    assert re.search(r"^row 1 saves \S+% of the \S+ s of the config's own layout$", out, re.M)
     assert "east-west: 12.5 GB/s, round trip 21 ms" in out
     assert re.search(r"[\d,]+ layouts fit, \d+ of them were timed, in .* refused: ", out)
     for heading in ("role", "data", "tensor", "step", "MFU", "of one site", "peak rate"):
         assert f" {heading} " in out.replace("\n", " \n")
     assert len(re.findall(r"^[123]  +", out, re.MULTILINE)) == 6, "two tables of three rows"
     assert "\n1 before 2 by " in out
-    assert "\nlimited by " in out
+    assert "\nrow 1 is limited by " in out
     assert "\n10% more would save: " in out
     assert re.search(r"262k tokens a step, \S+ a day; 1T tokens take \S+ days", out)
     assert re.search(r" s exposed: matrix products \(", out)
@@ -118,13 +121,56 @@ def test_an_impossible_request_says_what_would_work(capsys):
     line = refused(capsys, "llama3-70b", *REQUEST)
     assert line.startswith("error: no layout fits: the least that one needs on a device is ")
     assert line.endswith("would work")
-    line = refused(capsys, "llama3-8b", *REQUEST, "--rows", "0")
-    assert "rows" in line
     line = refused(capsys, CONFIG, *SMALL, "--rows", "1", "--explain", "2")
     assert line == "error: --explain 2: the table has the rows 1 to 1"
-    assert "no precision policy is called 'bf15'" in refused(
-        capsys, "llama3-8b", *REQUEST, "--precisions", "bf15"
-    )
+    line = refused(capsys, "llama3-8b", *REQUEST, "--precisions", "bf15")
+    assert "invalid choice 'bf15' for argument '--precisions'" in line
+
+
+QUESTIONS = [
+    "Does it fit?",
+    "How long is a step, and why?",
+    "What crosses the link?",
+    "What would be faster?",
+]
+
+
+def test_a_config_that_cannot_be_planned_says_why_in_its_page(capsys):
+    out = printed(capsys, QUICKSTART)
+    assert re.findall(r"^[A-Z].*\?$", out, re.MULTILINE) == QUESTIONS
+    assert "\nWhat would be faster?\nnot searched: nothing is known of the float32 peak of" in out
+
+
+@pytest.mark.parametrize(
+    "asked", [("--trace", 1), ("--roles", "data"), ("--explain", "1"), ("--output", "best.yaml")]
+)
+def test_a_config_that_cannot_be_planned_is_refused_if_layouts_are_asked_for(capsys, asked):
+    assert "nothing is known of the float32 peak of" in refused(capsys, QUICKSTART, *asked)
+
+
+def test_a_layout_that_cannot_be_elsewhere_is_left_out_there(capsys, tmp_path):
+    topology = Topology.load("two-h100-sites-2x8").model_dump(mode="json", exclude={"name"})
+    path = tmp_path / "east.yaml"
+    path.write_text(yaml.safe_dump(topology | {"sites": topology["sites"][:1], "links": []}))
+    out = printed(capsys, CONFIG, *SMALL, "--topology", path, "--rows", 1)
+    assert "\nthe config's own layout is left out: dc=2, but topology 'east' has 1 site" in out
+    assert re.findall(r"^[A-Z].*\?$", out, re.MULTILINE) == QUESTIONS[-1:]
+    line = refused(capsys, CONFIG, *SMALL, "--topology", path, "--rows", 0)
+    assert line.startswith("error: dc=2, but topology 'east' has 1 site")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((CONFIG, "--target", "cpu:8"), "--target requires --compile; add it, or remove --target"),
+        ((CONFIG, "--microbatches", "4"), "--microbatches requires --schedules; add it"),
+        ((CONFIG, "--rows", 0, "--trace", 1), "--rows 0 leaves out the search, of which another"),
+        (("llama3-8b", *REQUEST, "--schedules"), "--schedules requires the config of a run"),
+        (("llama3-8b", *REQUEST, "--rows", 0), "--rows 0 requires the config of a run; llama3-8b"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(capsys, options, message):
+    assert message in refused(capsys, *options)
 
 
 def test_what_cannot_be_written_is_found_before_the_search(capsys, tmp_path, monkeypatch):
@@ -134,6 +180,8 @@ def test_what_cannot_be_written_is_found_before_the_search(capsys, tmp_path, mon
     assert line == f"error: --pictures: {tmp_path}/file is no folder; name another one"
     line = refused(capsys, CONFIG, *SMALL, "--output", tmp_path)
     assert line == f"error: --output: {tmp_path} is a folder; name a file in it"
+    line = refused(capsys, CONFIG, *SMALL, "--json", tmp_path / "none" / "page.json")
+    assert line == f"error: --json: {tmp_path}/none is no folder; name another one"
 
 
 def unlike_sites(folder, hosts, kind="a100-sxm-80gb"):

@@ -126,31 +126,31 @@ def test_the_simulator_computes_with_them(config, times, tmp_path):
         read.of_site("north")
 
 
-def simulate(capsys, tmp_path, times, *changes):
+def compared(capsys, tmp_path, times, *changes):
     path = tmp_path / "times.yaml"
     path.write_text(yaml.safe_dump(times))
     pairs = (*SMALL, *LAYOUT, "--batch.microbatches", "4", *changes)
     settings = dict(zip(pairs[::2], pairs[1::2], strict=True))  # changes come last
     arguments = [str(QUICKSTART), *(word for pair in settings.items() for word in pair)]
-    output = ("--stage-times", str(path), "--output", str(tmp_path / "out"))
-    code = run(["simulate", *arguments, *output])
+    options = ("--stage-times", str(path), "--schedules", "--rows", "0")
+    code = run(["plan", *arguments, *options])
     return code, *capsys.readouterr()
 
 
 def test_times_of_another_model_are_refused(capsys, tmp_path, times):
     content = times.model_dump(mode="json")
-    code, _, error = simulate(capsys, tmp_path, content, "--batch.sequence_length", "32")
+    code, _, error = compared(capsys, tmp_path, content, "--batch.sequence_length", "32")
     assert code == 2
     assert error.startswith("error: the stage times were measured for sequences=2, not 1; geoj")
-    code, _, error = simulate(
+    code, _, error = compared(
         capsys, tmp_path, content | {"sequences": 1}, "--batch.sequence_length", "32"
     )
     assert "for sequence_length=64, not 32" in error
-    code, _, error = simulate(
+    code, _, error = compared(
         capsys, tmp_path, content | {"sequences": 1}, "--model.hidden_size", "128"
     )
     assert "measured for another model; geojax probe CONFIG" in error
-    code, _, error = simulate(capsys, tmp_path, content, "--stage-seconds", "20ms")
+    code, _, error = compared(capsys, tmp_path, content, "--stage-seconds", "20ms")
     assert "stage_seconds and stage_times say the same" in error
     assert error.count("\n") == 1
 

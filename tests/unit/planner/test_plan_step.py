@@ -1,13 +1,19 @@
-"""`geojax memory` as a person runs it."""
+"""The sections of `geojax plan CONFIG` on the config's own step, as a person reads them."""
 
+import json
 import re
 from pathlib import Path
 
+import jax
 import pytest
 
 from geojax.cli.main import run
+from geojax.cli.plan_step import OwnStep
+from geojax.errors import UserError
 
 QUICKSTART = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
+
+H100_CONFIG = str(Path(__file__).parents[3] / "configs" / "llama3-8b-2x8.yaml")
 
 H100_SITES = """
 sites:
@@ -17,13 +23,13 @@ sites:
 
 
 def printed(capsys, *arguments):
-    assert run(["memory", *arguments]) == 0
+    assert run(["plan", *arguments, "--rows", "0"]) == 0
     return capsys.readouterr().out
 
 
 def test_the_table_names_the_uses_of_memory(capsys):
     out = printed(capsys, QUICKSTART, "--model", "tiny", "--batch.sequence_length", "256")
-    assert "5.77M parameters, dc=2 x data=4, ZeRO 1, remat none, fp32" in out
+    assert "\ndc=2 x data=4, ZeRO 1, remat none, fp32\n" in out
     for kind in ("master weights", "optimizer moments", "gathered weights", "gradients", "total"):
         assert f"\n{kind} " in out
     assert re.search(r"^fits on a100-sxm-40gb, .*ascend-910b$", out, re.MULTILINE), "of no topology"
@@ -31,6 +37,31 @@ def test_the_table_names_the_uses_of_memory(capsys):
     assert "over dc: 23.1 MB a step, site and direction" in out
     assert "zero.across_sites false: " in out
     assert "zero.across_sites true: " in out
+
+
+def test_what_is_not_known_is_said_in_its_line(capsys):
+    out = printed(capsys, QUICKSTART)
+    assert "How long is a step, and why?\nnot known: nothing is known of the float32 peak" in out
+    out = printed(capsys, QUICKSTART, "--topology", "null", "--mesh.dc", "1")
+    assert "\nnot known: there is no topology; add one, such as --topology two-h100-sites\n" in out
+    assert re.search(r"^data +\S+ MB$", out, re.MULTILINE)
+
+
+def test_times_are_named_by_their_source(capsys, tmp_path):
+    figures = tmp_path / "figures.json"
+    out = printed(capsys, H100_CONFIG, "--model.num_hidden_layers", "4", "--json", str(figures))
+    line, terms, tokens, error = re.search(r"and why\?\n(.*)\n(.*)\n(.*)\n(.*)\n", out).groups()
+    assert re.fullmatch(r"\S+ s ±\d+% by the cost model, \S+% MFU", line)
+    assert terms.startswith("made of matrix products ")
+    assert re.fullmatch(r"\S+ tokens a step, \S+ a day", tokens)
+    assert error.endswith("error that 90% of published steps of them keep within")
+    assert "\ngeojax train will log:\n  " in out
+    written = json.loads(figures.read_text())
+    assert written["step"]["seconds"] == pytest.approx(float(line.split()[0]), rel=1e-3)
+    exposed = sum(term["exposed_seconds"] for term in written["step"]["terms"])
+    assert exposed == pytest.approx(written["step"]["seconds"])
+    assert written["memory"]["bytes"] == sum(written["memory"]["by_kind"].values())
+    assert written["sent_bytes"]["dc"] > 0
 
 
 @pytest.mark.parametrize(
@@ -91,7 +122,24 @@ def test_of_stages_with_runtimes_of_their_own_the_largest_is_judged(capsys):
     ],
 )
 def test_a_mistake_is_one_line(capsys, arguments, message):
-    assert run(["memory", *arguments]) == 2
+    assert run(["plan", *arguments, "--rows", "0"]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_accelerators_are_asked_only_if_the_step_is_for_those_of_this_machine(monkeypatch):
+    seen = []
+
+    def trace(config):
+        seen.append(jax.config.jax_platforms)
+        raise UserError("far enough")
+
+    monkeypatch.setattr(OwnStep, "of", trace)
+    platforms = jax.config.jax_platforms
+    undescribed = ("--topology", "null", "--simulate-devices", "null")
+    for arguments in ((H100_CONFIG,), (QUICKSTART,), (QUICKSTART, *undescribed)):
+        jax.config.update("jax_platforms", None)
+        run(["plan", *arguments, "--rows", "0"])
+    jax.config.update("jax_platforms", platforms)
+    assert seen == ["cpu", "cpu", None]

@@ -1,19 +1,14 @@
-"""`geojax compile CONFIG --target h100:3072`: the real step, compiled ahead of time."""
+"""The section of `geojax plan --compile`: the real step, compiled ahead of time."""
 
 import dataclasses
-import json
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
-from geojax.cli.config_file import ConfigFile
-from geojax.errors import UserError
-from geojax.exit_codes import FAILURE
+from geojax.cli.plan_tables import plain_table
 from geojax.quantities import quantity
 
 if TYPE_CHECKING:
@@ -24,54 +19,41 @@ if TYPE_CHECKING:
     from geojax.planner.traffic.by_axes import Axes
 
 
-@dataclasses.dataclass(frozen=True)
-class CompileCommand:
-    """Compile the step of CONFIG for accelerators that this machine need not have.
+def target_of(given: str | None, config: "RunConfig") -> "CompileTarget":
+    """Return the accelerators to compile for: those given, or the config's.
 
-    Prints the memory of a device beside the estimate of `geojax memory`. Prints the messages over
-    each mesh axis, their streams, and what they overlap with. Then compares the step that `geojax
-    plan` predicts with the compiled step. The exit code is 1 if the step does not fit into the
-    accelerator's memory. Options change settings: `--zero.stage 3`.
+    Raises:
+        UserError: there are none, they cannot be compiled for, or the model has adapters.
     """
-
-    config: ConfigFile
-    """YAML file of the run."""
-
-    target: Annotated[str | None, tyro.conf.arg(metavar="KIND:DEVICES")] = None
-    """h100:3072, or cpu:8 for simulated devices. Default: the accelerators of CONFIG's topology.
-    GPUs need the extra `aot` (jax[cuda13]), but no driver and no GPU."""
-
-    json: Path | None = None
-    """File for all figures."""
-
-
-def run(command: CompileCommand, overrides: Sequence[str]) -> int:
-    """Print the tables and return the exit code: 0 if the step fits, otherwise 1."""
-    # Imported here, so that `geojax --help` need not wait for JAX.
-    import jax
-
     from geojax.planner.compile_target import CompileTarget
-
-    target = None if command.target is None else CompileTarget.parse(command.target)
-    if target is not None:
-        target.require_compiler()
-
-    from geojax.config.run_config import RunConfig
     from geojax.planner.cost.adapters import refuse_adapters
-    from geojax.planner.resolve.planned_step import PlannedStep
-    from geojax.planner.resolve.traced_run import accelerator_of_run, compile_run
-    from geojax.runtime.device_memory import usable_memory
+    from geojax.planner.resolve.traced_run import accelerator_of_run
 
-    config = RunConfig.load(command.config, overrides)
-    refuse_adapters(config.model)
-    if target is None:
+    if given is not None:
+        target = CompileTarget.parse(given)
+    else:
         simulated = config.simulate_devices is not None
         accelerator = None if simulated else accelerator_of_run(config)
         target = CompileTarget.of(accelerator, config.mesh.devices)
-        target.require_compiler()
-    jax.config.update("jax_platforms", "cpu")  # no accelerator is touched
-    jax.config.update("jax_enable_x64", config.precision == "fp64")
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    target.require_compiler()
+    refuse_adapters(config.model)
+    return target
+
+
+def print_compiled(
+    config: "RunConfig", target: "CompileTarget", console: Console
+) -> dict[str, Any]:
+    """Compile the step of `config` for `target`, print what became of it, and return the figures.
+
+    `fits` is false if the step does not fit into an accelerator's memory.
+
+    Raises:
+        UserError: the layout cannot be, or does not fit the target or the topology.
+    """
+    from geojax.planner.resolve.planned_step import PlannedStep
+    from geojax.planner.resolve.traced_run import compile_run
+    from geojax.runtime.device_memory import usable_memory
+
     with console.status(f"compiling the step for {target}"):
         step = compile_run(config, target)
     console.print(_compiled(config, target, step))
@@ -92,11 +74,12 @@ def run(command: CompileCommand, overrides: Sequence[str]) -> int:
             f"the compiled step {'fits' if fits else 'does not fit'} into the "
             f"{quantity(usable.bytes, 'B')} that are usable of {usable.of}"
         )
-    if command.json is not None:
-        figures = {"config": str(command.config), "target": str(target), "fits": fits}
-        _write(command.json, figures | step.to_json() | {"planned": planned.to_json()})
-        console.print(f"{command.json}: all figures")
-    return 0 if fits else FAILURE
+    return {
+        "target": str(target),
+        "fits": fits,
+        **step.to_json(),
+        "planned": planned.to_json(),
+    }
 
 
 def _compiled(config: "RunConfig", target: "CompileTarget", step: "CompiledStep") -> str:
@@ -123,19 +106,7 @@ def _messages_table(messages: "Sequence[Messages]") -> Table:
                 "in flight with": ", ".join(each.together),
             }
         )
-    return _table(rows, left=("over", "collective", "stream", "in flight with"))
-
-
-def _table(rows: "Sequence[Mapping[str, str]]", left: "Sequence[str]") -> Table:
-    """Tabulate rows as wide as their cells, wherever they are printed."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for name in rows[0] if rows else ():
-        width = max(len(name), *(len(row[name]) for row in rows))
-        justify: Literal["left", "right"] = "left" if name in left else "right"
-        table.add_column(name, justify=justify, no_wrap=True, min_width=width)
-    for row in rows:
-        table.add_row(*row.values())
-    return table
+    return plain_table(rows, left=("over", "collective", "stream", "in flight with"))
 
 
 def _memory(step: "CompiledStep") -> str:
@@ -173,7 +144,7 @@ def _beside_plan(planned: "PlannedStep", step: "CompiledStep") -> Table:
     if planned.hidden_share is not None and step.platform.name == "gpu":
         beside = sum(float(each.bytes_beside_compute) for each in over_dc) / sent_over_dc
         add("hidden over dc", 100 * planned.hidden_share, 100 * beside, "%")
-    return _table(rows, left=titles[:1])
+    return plain_table(rows, left=titles[:1])
 
 
 def _sent_over(axes: "Axes", planned: "PlannedStep") -> str:
@@ -206,10 +177,3 @@ def _counted_once(step: "CompiledStep") -> str | None:
         "loops that run as often as data of the run say, as over an expert's tokens, count once, "
         f"so these figures are least ones: {', '.join(least)}"
     )
-
-
-def _write(path: Path, figures: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror})") from None

@@ -1,4 +1,4 @@
-"""`geojax simulate` as a person runs it."""
+"""`geojax plan --schedules` as a person runs it."""
 
 import json
 import re
@@ -12,7 +12,8 @@ from geojax.cli.main import run
 from geojax.models import ModelConfig
 from geojax.models.flops import model_flops
 
-QUICKSTART = str(Path(__file__).parents[4] / "configs" / "quickstart.yaml")
+QUICKSTART = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
+OF_SCHEDULES = ("--schedules", "--rows", "0")
 TINY = (QUICKSTART, "--model", "tiny", "--batch.sequence_length", "256")
 ONE_RANK = (*TINY, "--mesh.data", "1")
 FOUR_STAGES = (*ONE_RANK, "--dc.role", "stage", "--stages-per-site", "2")
@@ -21,9 +22,12 @@ MEASURED = (*FOUR_STAGES, *TWENTY)
 
 
 def test_schedules_are_compared_and_drawn(capsys, tmp_path):
-    folder = tmp_path / "simulation"
-    assert run(["simulate", *MEASURED, "--memory-limit", "3", "--output", str(folder)]) == 0
+    folder = tmp_path / "pictures"
+    options = (*OF_SCHEDULES, "--memory-limit", "3", "--pictures", str(folder))
+    assert run(["plan", *MEASURED, *options]) == 0
     out = capsys.readouterr().out
+    assert "\nDoes it fit?\n" in out
+    _, out = out.split("\nWhich pipeline schedule?\n")
     assert out.startswith("one pipeline through east, west (dc.role stage); lock-step has")
     assert "5.77M parameters in 4 stages, 2 in each of east, west; layers of each: 1 2 2 1" in out
     assert "east-west (stages 1 to 2): latency 10.5 ms + 262 kB in 209.7 us" in out
@@ -47,17 +51,16 @@ def test_schedules_are_compared_and_drawn(capsys, tmp_path):
 
 
 def simulated(capsys, monkeypatch, *arguments):
-    """The table alone: neither pictures nor a sweep of bandwidths."""
-    monkeypatch.setattr("geojax.pipeline.drawing.timelines.save_timelines", lambda *_: None)
-    monkeypatch.setattr("geojax.pipeline.drawing.trace.write_trace", lambda *_: None)
-    monkeypatch.setattr("geojax.cli.simulate._bandwidth", lambda *_: "the bandwidth point")
-    assert run(["simulate", *arguments]) == 0
-    return capsys.readouterr().out.splitlines()
+    """The section alone, without a sweep of bandwidths."""
+    monkeypatch.setattr("geojax.cli.plan_schedules._bandwidth", lambda *_: "the bandwidth point")
+    assert run(["plan", *arguments, *OF_SCHEDULES]) == 0
+    _, section = capsys.readouterr().out.split("\nWhich pipeline schedule?\n")
+    return section.splitlines()
 
 
-def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeypatch, tmp_path):
+def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeypatch):
     pipeline = ("--pipeline.schedule", "1f1b", "--batch.microbatches", "8")
-    arguments = (*ONE_RANK, "--mesh.stage", "2", *pipeline, *TWENTY, "--output", str(tmp_path))
+    arguments = (*ONE_RANK, "--mesh.stage", "2", *pipeline, *TWENTY)
     through = ("--dc.role", "stage", "--pipeline.hop_ticks", "2")
     lines = simulated(capsys, monkeypatch, *arguments, *through)
     assert lines[0] == "one pipeline through east, west (dc.role stage); lock-step has hop_ticks 2"
@@ -74,9 +77,9 @@ def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeyp
     assert "the bandwidth point" not in lines
 
 
-def test_throughput_and_utilization_are_those_of_the_peak(capsys, monkeypatch, tmp_path):
+def test_throughput_and_utilization_are_those_of_the_peak(capsys, monkeypatch):
     arguments = (*FOUR_STAGES, "--accelerator", "h100-sxm", "--efficiency", "1")
-    lines = simulated(capsys, monkeypatch, *arguments, "--output", str(tmp_path))
+    lines = simulated(capsys, monkeypatch, *arguments)
     (best,) = [line for line in lines if line.startswith("best for lock-step")]
     found = re.search(r", ([\d.]+) ms, ([\d.]+) ktokens/s, ([\d.]+)% MFU", best)
     assert found, best
@@ -87,8 +90,8 @@ def test_throughput_and_utilization_are_those_of_the_peak(capsys, monkeypatch, t
     assert float(found[3]) == pytest.approx(100 * flops / peak, abs=0.06)
 
 
-def test_hops_that_one_program_cannot_hide_are_named(capsys, monkeypatch, tmp_path):
-    arguments = (*FOUR_STAGES, "--output", str(tmp_path), "--stage-seconds")
+def test_hops_that_one_program_cannot_hide_are_named(capsys, monkeypatch):
+    arguments = (*FOUR_STAGES, "--stage-seconds")
     hidden = simulated(capsys, monkeypatch, *arguments, "20ms")
     assert not [line for line in hidden if "longer than" in line]
     (line,) = [
@@ -99,8 +102,8 @@ def test_hops_that_one_program_cannot_hide_are_named(capsys, monkeypatch, tmp_pa
     )
 
 
-def test_without_a_pipeline_one_through_all_sites_is_assumed(capsys, monkeypatch, tmp_path):
-    lines = simulated(capsys, monkeypatch, *ONE_RANK, *TWENTY, "--output", str(tmp_path))
+def test_without_a_pipeline_one_through_all_sites_is_assumed(capsys, monkeypatch):
+    lines = simulated(capsys, monkeypatch, *ONE_RANK, *TWENTY)
     assert lines[0].startswith("the config has no pipeline: assumed is one through east, west, a ")
     assert not [line for line in lines if "(config)" in line or "geojax train" in line]
 
@@ -109,7 +112,7 @@ def test_one_stage_is_refused(capsys, tmp_path):
     site = "{name: here, hosts: 1, accelerators_per_host: 8, accelerator: simulated}"
     (tmp_path / "one.yaml").write_text(f"sites: [{site}]\n")
     one_site = ("--topology", str(tmp_path / "one.yaml"), "--mesh.dc", "1", "--mesh.data", "8")
-    assert run(["simulate", QUICKSTART, *one_site, *TWENTY]) == 2
+    assert run(["plan", QUICKSTART, *one_site, *TWENTY, *OF_SCHEDULES]) == 2
     message = "one stage is no pipeline: raise mesh.stage, or give --stages-per-site, such as 2"
     assert capsys.readouterr().err == f"error: {message}\n"
 
@@ -123,16 +126,16 @@ def test_one_stage_is_refused(capsys, tmp_path):
             "the float32 peak of accelerator 'simulated' of site 'east' is unknown. Name another",
         ),
         ((*FOUR_STAGES, "--accelerator", "h10-sxm"), "did you mean 'h100-sxm'?"),
-        ((QUICKSTART, "--topology", "null"), "topology: is needed to simulate"),
+        ((QUICKSTART, "--topology", "null"), "--schedules requires a topology"),
         ((QUICKSTART, "--topology", "simulated-4x2"), "dc must be 4"),
         ((QUICKSTART, "--stages-per-site", "2"), "2 stages of 4 devices each need 8 accelerators"),
         (
             (*MEASURED, "--microbatches", "3"),
             "divide the 8 sequences of each of the 1 data-parallel",
         ),
-        ((*MEASURED, "--microbatches", "0"), "geojax simulate: microbatches: input should be"),
-        ((*MEASURED, "--memory-limit", "0"), "geojax simulate: memory_limit: input should be"),
-        ((*MEASURED, "--efficiency", "1.5"), "geojax simulate: efficiency: input should be less"),
+        ((*MEASURED, "--microbatches", "0"), "geojax plan: microbatches: input should be"),
+        ((*MEASURED, "--memory-limit", "0"), "geojax plan: memory_limit: input should be"),
+        ((*MEASURED, "--efficiency", "1.5"), "geojax plan: efficiency: input should be less"),
         ((*FOUR_STAGES, "--stage-seconds", "0"), "stage_seconds: input should be greater than or"),
         ((*FOUR_STAGES, "--stage-seconds", "1us"), "times the 1e-06 s of a stage for a microbat"),
         ((*FOUR_STAGES, "--efficiency", "1e-300"), "efficiency: input should be greater than or"),
@@ -142,11 +145,11 @@ def test_one_stage_is_refused(capsys, tmp_path):
             (*MEASURED, "--model.num_hidden_layers", "3"),
             "3 layers cannot be cut into 4",
         ),
-        ((*MEASURED, "--output", QUICKSTART), "--output"),
+        ((*MEASURED, "--pictures", QUICKSTART), "--pictures"),
     ],
 )
 def test_a_mistake_is_one_line(capsys, arguments, message):
-    assert run(["simulate", *arguments]) == 2
+    assert run(["plan", *arguments, *OF_SCHEDULES]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

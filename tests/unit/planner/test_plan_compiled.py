@@ -1,4 +1,4 @@
-"""`geojax compile` as a person runs it, on a machine without GPUs."""
+"""`geojax plan --compile` as a person runs it, on a machine without GPUs."""
 
 import importlib.util
 import json
@@ -13,17 +13,18 @@ from geojax.planner.compile_target import CompileTarget
 
 QUICKSTART = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
 NEMOTRON = str(Path(__file__).parents[3] / "configs" / "nemotron4-340b-2x1536.yaml")
+COMPILE = ("--compile", "--rows", "0")
 TINY = ("--model", "tiny", "--batch.sequence_length", "256")
 
 
 def test_the_compiled_step_beside_its_estimate(capsys, tmp_path):
     figures = tmp_path / "figures.json"
-    assert run(["compile", QUICKSTART, *TINY, "--json", str(figures)]) == 0
+    assert run(["plan", QUICKSTART, *TINY, *COMPILE, "--json", str(figures)]) == 0
     out = capsys.readouterr().out
     assert re.search(r"dc=2 x data=4 compiled for cpu:8 in \d+ s of this machine", out)
     assert re.search(r"^dc +all-reduce +\d+ +5\.77 MB ", out, re.MULTILINE)
     assert 0.9 < float(re.search(r"ratio (.*)$", out, re.MULTILINE)[1]) < 1.1
-    written = json.loads(figures.read_text())
+    written = json.loads(figures.read_text())["compiled"]
     assert written["target"] == "cpu:8"
     over_dc = [each for each in written["messages"] if each["axes"] == "dc"]
     assert sum(each["bytes_sent"] for each in over_dc) == pytest.approx(5770496, rel=1e-5)
@@ -44,10 +45,11 @@ def test_loops_over_tokens_of_experts_count_once_and_are_told(capsys, tmp_path):
     )
     figures = tmp_path / "figures.json"
     settings = ("--model", model, "--mesh", "{dc: 2, data: 2, expert: 2}")
-    assert run(["compile", QUICKSTART, *settings, "--json", str(figures)]) == 0
+    assert run(["plan", QUICKSTART, *settings, *COMPILE, "--json", str(figures)]) == 0
     out = capsys.readouterr().out
     assert re.search(r"count once, so these figures are least ones: products with weights \(", out)
-    assert json.loads(figures.read_text())["product_loops_of_unknown_length"] > 0
+    compiled = json.loads(figures.read_text())["compiled"]
+    assert compiled["product_loops_of_unknown_length"] > 0
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_loops_over_tokens_of_experts_count_once_and_are_told(capsys, tmp_path):
 )
 def test_a_mistake_is_one_line(capsys, monkeypatch, arguments, message):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert run(["compile", *arguments]) == 2
+    assert run(["plan", *arguments, *COMPILE]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

@@ -1,32 +1,18 @@
-"""`geojax simulate CONFIG`: what every pipeline schedule makes of a model on a topology."""
+"""The section of `geojax plan --schedules`: what every pipeline schedule makes of a model."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import tyro
 from rich.console import Console
 from rich.table import Table
 
-from geojax.cli.config_file import ConfigFile
-from geojax.cli.simulated_pipeline import (
-    Options,
-    check_hops,
-    given_hop_ticks,
-    has_pipeline,
-    options_of,
-    staged_model,
-    topology_of,
-)
-from geojax.errors import UserError
-from geojax.pipeline.registry import SCHEDULES
+from geojax.cli.simulated_pipeline import SimulatedPipeline, given_hop_ticks, has_pipeline
 
 if TYPE_CHECKING:
-    from geojax.config.run_config import RunConfig
     from geojax.pipeline.simulation.compare import ScheduleComparison
     from geojax.pipeline.simulation.staged_model import StagedModel
-    from geojax.topology import Topology
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _LEGEND = (
@@ -35,120 +21,78 @@ _LEGEND = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class SimulateCommand:
-    """Compare pipeline schedules for CONFIG, through all sites or inside each one, as dc.role says.
+def print_schedules(
+    pipeline: SimulatedPipeline, names: Sequence[str], pictures: Path | None, console: Console
+) -> list[dict[str, Any]]:
+    """Compare schedules, draw them into `pictures` if it is given, and return their figures.
 
-    Nothing runs. Times follow from the model's operations, the accelerators' peaks and the
-    topology's links, or from measured times. The output is timelines.png, lock-step.png and
-    bandwidth.png, and both timelines as trace.json (for ui.perfetto.dev). Options change settings
-    of the config: `--mesh.data 4`.
+    Args:
+        pipeline: the pipeline.
+        names: schedules to compare; none: all.
+        pictures: folder of the pictures and of the trace; None: nothing is drawn.
+        console: where to print.
     """
-
-    config: ConfigFile
-    """YAML file of the run; its topology describes the sites."""
-
-    stages_per_site: int | None = None
-    """Pipeline stages in each site; default: mesh.stage."""
-
-    microbatches: int | None = None
-    """Microbatches of a rank; default: batch.microbatches, or if that is 1, one per sequence."""
-
-    memory_limit: int | None = None
-    """Most microbatches that a stage may hold; default: pipeline.memory_limit, or the number of
-    stages, as in 1F1B."""
-
-    virtual_stages: int | None = None
-    """Virtual stages of the interleaved schedule; default: pipeline.virtual_stages, at least 2."""
-
-    accelerator: str | None = None
-    """Accelerator of every site, in place of the topology's (h100-sxm, ascend-910b ...)."""
-
-    efficiency: float = 0.5
-    """Share of its peak that an accelerator reaches while it computes."""
-
-    stage_seconds: str | None = None
-    """Measured time of a stage for a microbatch's forward and backward, such as 180ms, in place of
-    peak and efficiency."""
-
-    stage_times: Path | None = None
-    """YAML file of the times that `geojax probe` measured for the model's pieces, in place of the
-    options above."""
-
-    schedules: Annotated[
-        tuple[str, ...],
-        tyro.conf.arg(
-            metavar="NAME",
-            help="Schedules to compare; default: all.\n\n"
-            + "\n".join(f"{entry.name}: {entry.description}" for entry in SCHEDULES.values()),
-        ),
-    ] = ()
-    """The schedules to compare; none: all."""
-
-    output: Path | None = None
-    """Folder of the pictures and the trace; default: simulation in the run directory."""
-
-
-def run(command: SimulateCommand, overrides: Sequence[str]) -> int:
-    """Print the comparison, write the pictures, and return the exit code 0."""
-    # Imported here, so that `geojax --help` need not wait for JAX.
-    from geojax.config.run_config import RunConfig
-    from geojax.pipeline.drawing.timelines import save_timelines
-    from geojax.pipeline.drawing.trace import write_trace
     from geojax.pipeline.simulation.compare import compare
 
-    config = RunConfig.load(command.config, overrides)
-    sites = topology_of(config, command.accelerator)
-    options = options_of(vars(command), config, len(sites.sites))
-    staged = staged_model(config, sites, options)
-    check_hops(staged)
-    topology = staged.topology
-    console = Console(highlight=False, soft_wrap=True, markup=False)
-    limit, microbatches = options.memory_limit, options.microbatches
+    config, staged, sizes = pipeline.config, pipeline.staged, pipeline.sizes
+    limit = sizes.memory_limit
     with console.status("simulating the schedules"):
         comparison = compare(
             staged,
-            microbatches,
+            sizes.microbatches,
             limit,
-            options.virtual_stages,
+            sizes.virtual_stages,
             given_hop_ticks(config),
-            command.schedules,
+            names,
         )
-    console.print(_assumed(config, sites, staged))
-    console.print(_heading(staged, options))
+    console.print(_assumed(pipeline))
+    console.print(_heading(pipeline))
     own = config.pipeline.schedule if has_pipeline(config) else None
     console.print(_table(comparison, limit, own))
     for name, reason in comparison.left_out.items():
         console.print(f"{name} is left out: {reason}")
-    pipelines = len(sites.sites) // len(topology.sites)
-    console.print(_best(comparison, limit, staged, microbatches, pipelines))
+    console.print(_best(comparison, pipeline))
     console.print(_LEGEND)
     if has_pipeline(config):
-        console.print(_as_configured(config, staged, options, pipelines))
+        console.print(_as_configured(pipeline))
     for line in _longer_than_a_tick(staged):
         console.print(line)
-    folder = command.output or config.run_directory / "simulation"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--output {folder}: cannot be made ({error.strerror})") from None
+    if len(staged.topology.sites) > 1:
+        with console.status("looking for the bandwidth point"):
+            image = None if pictures is None else pictures / "bandwidth.png"
+            console.print(_bandwidth(staged, limit, image))
+    if pictures is not None:
+        with console.status("drawing the schedules"):
+            written = _draw(comparison, staged, pictures)
+        console.print(f"{pictures}: {', '.join(written)}")
+    return [
+        {
+            "schedule": entry.name,
+            "iteration_seconds": entry.event_driven.seconds,
+            "lock_step_seconds": entry.lock_step.seconds if entry.lock_step else None,
+            "bubble_share": entry.event_driven.bubble_ratio,
+            "microbatches_in_flight": float(entry.microbatches_in_flight),
+        }
+        for entry in comparison.entries
+    ]
+
+
+def _draw(comparison: "ScheduleComparison", staged: "StagedModel", folder: Path) -> list[str]:
+    from geojax.pipeline.drawing.timelines import save_timelines
+    from geojax.pipeline.drawing.trace import write_trace
+
     timelines = [entry.event_driven for entry in comparison.entries]
     in_step = [entry.lock_step for entry in comparison.entries if entry.lock_step is not None]
-    with console.status("drawing"):
-        save_timelines(timelines, staged.site_of, folder / "timelines.png")
-        save_timelines(in_step, staged.site_of, folder / "lock-step.png")
-        write_trace([*timelines, *in_step], folder / "trace.json")
+    save_timelines(timelines, staged.site_of, folder / "timelines.png")
+    save_timelines(in_step, staged.site_of, folder / "lock-step.png")
+    write_trace([*timelines, *in_step], folder / "trace.json")
     written = ["timelines.png", "lock-step.png", "trace.json (open it at ui.perfetto.dev)"]
-    if len(topology.sites) > 1:
-        with console.status("looking for the bandwidth point"):
-            console.print(_bandwidth(staged, limit, folder / "bandwidth.png"))
-        written.append("bandwidth.png")
-    console.print(f"{folder}: {', '.join(written)}")
-    return 0
+    return [*written, "bandwidth.png"] if len(staged.topology.sites) > 1 else written
 
 
-def _assumed(config: "RunConfig", topology: "Topology", staged: "StagedModel") -> str:
+def _assumed(pipeline: SimulatedPipeline) -> str:
     """Say where the pipeline runs, and why, and the hop ticks of lock-step."""
+    config, topology, staged = pipeline.config, pipeline.topology, pipeline.staged
     names = ", ".join(topology.site_names)
     inside, several = staged.topology.site_names[0], len(topology.sites) > 1
     if not several:
@@ -166,9 +110,7 @@ def _assumed(config: "RunConfig", topology: "Topology", staged: "StagedModel") -
     return f"{where}; lock-step has {in_step}"
 
 
-def _as_configured(
-    config: "RunConfig", staged: "StagedModel", options: Options, pipelines: int
-) -> str:
+def _as_configured(pipeline: SimulatedPipeline) -> str:
     """Time the table of ticks that a training run would have."""
     from geojax.pipeline import lock_step
     from geojax.planner.held_bytes import layer_bytes
@@ -178,15 +120,17 @@ def _as_configured(
     from geojax.quantities import quantity
     from geojax.step.program import batch_shape
 
+    config, staged = pipeline.config, pipeline.staged
+    microbatches = pipeline.sizes.microbatches
     layers, settings = chosen_layers(config), config.pipeline
     assert layers is not None, "there is a pipeline"
     run = f"geojax train runs {settings.schedule}"
     if layers.placement.stages != staged.stages:
         return f"{run} on {layers.placement.stages} stages, not on the {staged.stages} above"
-    if config.batch.microbatches != options.microbatches:
+    if config.batch.microbatches != microbatches:
         return (
             f"{run} with batch.microbatches={config.batch.microbatches} microbatches, not with the "
-            f"{options.microbatches} above"
+            f"{microbatches} above"
         )
     plan = resolved_plan(config, abstract_run_mesh(config))
     assert plan.tick_program is not None, "there is a pipeline"
@@ -200,26 +144,28 @@ def _as_configured(
     hops = f", hop_ticks {max(table.hop_ticks)}" if config.dc.role == "stage" else ""
     return (
         f"{run}{hops}: {_time(timeline.seconds)} in lock-step"
-        f"{_throughput(staged, options.microbatches, pipelines, timeline.seconds)}, {held:g} "
+        f"{_throughput(pipeline, timeline.seconds)}, {held:g} "
         f"microbatches in flight, whose layers hold {quantity(held_bytes, 'B')} on a device"
     )
 
 
-def _throughput(staged: "StagedModel", microbatches: int, pipelines: int, seconds: float) -> str:
+def _throughput(pipeline: SimulatedPipeline, seconds: float) -> str:
     """Say the tokens of all pipelines a second, and the MFU where the peaks are known."""
     from geojax.quantities import quantity
 
-    tokens = staged.microbatch_tokens * microbatches / seconds
+    staged = pipeline.staged
+    tokens = staged.microbatch_tokens * pipeline.sizes.microbatches / seconds
     utilization = staged.model_flops_utilization(tokens)
     mfu = "" if utilization is None else f", {utilization:.1%} MFU"
-    return f", {quantity(pipelines * tokens, 'tokens/s')}{mfu}"
+    return f", {quantity(pipeline.pipelines * tokens, 'tokens/s')}{mfu}"
 
 
-def _heading(staged: "StagedModel", options: Options) -> str:
+def _heading(pipeline: SimulatedPipeline) -> str:
     from geojax.models import parameter_count
     from geojax.pipeline.schedule import Placement
     from geojax.quantities import quantity
 
+    staged = pipeline.staged
     placement = Placement.linear(staged.stages)
     costs = staged.costs(placement)
     names = staged.topology.site_names
@@ -229,10 +175,11 @@ def _heading(staged: "StagedModel", options: Options) -> str:
         f"{quantity(parameter_count(staged.model))} parameters in {staged.stages} stages, "
         f"{staged.stages_per_site} in {sites}; layers of each: {layers}",
         f"devices of a stage: {staged.devices} (data {staged.data}); microbatches: "
-        f"{options.microbatches} of {staged.sequences} x {staged.sequence_length} tokens a "
+        f"{pipeline.sizes.microbatches} of {staged.sequences} x {staged.sequence_length} tokens a "
         "data-parallel rank",
         f"a stage's forward {_range(costs.forward)}, backward {_range(costs.backward)}, "
-        f"gradient of weights {_range(costs.weight)}",
+        f"gradient of weights {_range(costs.weight)}, from {pipeline.source}",
+        "times below: forward and backward passes alone, without gradient messages and update",
     ]
     for stage, hop in enumerate(costs.hops):
         if hop.link is not None:
@@ -266,15 +213,9 @@ def _table(comparison: "ScheduleComparison", limit: int, own: str | None) -> Tab
     return table
 
 
-def _best(
-    comparison: "ScheduleComparison",
-    limit: int,
-    staged: "StagedModel",
-    microbatches: int,
-    pipelines: int,
-) -> str:
+def _best(comparison: "ScheduleComparison", pipeline: SimulatedPipeline) -> str:
     """Name the best schedule within the memory limit, in each mode."""
-    lines = []
+    limit, lines = pipeline.sizes.memory_limit, []
     for mode in ("stages on their own", "lock-step"):
         best = comparison.best(limit, in_lock_step=mode == "lock-step")
         if best is None:
@@ -283,7 +224,7 @@ def _best(
         name, seconds = best
         lines.append(
             f"best for {mode} with at most {limit} microbatches in flight: {name}, {_time(seconds)}"
-            f"{_throughput(staged, microbatches, pipelines, seconds)}"
+            f"{_throughput(pipeline, seconds)}"
         )
     return "\n".join(lines)
 
@@ -302,9 +243,8 @@ def _longer_than_a_tick(staged: "StagedModel") -> list[str]:
     ]
 
 
-def _bandwidth(staged: "StagedModel", limit: int, image: Path) -> str:
-    """Sweep bandwidth and memory limit, draw it, and say what the links need."""
-    from geojax.pipeline.drawing.bandwidth import draw_bandwidth
+def _bandwidth(staged: "StagedModel", limit: int, image: Path | None) -> str:
+    """Sweep bandwidth and memory limit, draw it into `image`, and say what the links need."""
     from geojax.pipeline.schedule import Placement
     from geojax.pipeline.simulation.bandwidth import sweep_around
     from geojax.quantities import quantity
@@ -312,7 +252,10 @@ def _bandwidth(staged: "StagedModel", limit: int, image: Path) -> str:
     costs = staged.costs(Placement.linear(staged.stages))
     links = {hop.link: staged.hop_bytes / hop.transfer for hop in costs.hops if hop.link}
     found = sweep_around(costs, staged.hop_bytes, limit)
-    draw_bandwidth(found, links).savefig(image)
+    if image is not None:
+        from geojax.pipeline.drawing.bandwidth import draw_bandwidth
+
+        draw_bandwidth(found, links).savefig(image)
     point = next(point for point in found.points if point.memory_limit == limit)
     there = ", ".join(f"{name} has {quantity(rate, 'B/s')}" for name, rate in links.items())
     return (
