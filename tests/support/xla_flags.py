@@ -14,6 +14,8 @@ COMPILE_FAST = (
     "--xla_backend_optimization_level=0"
     " --xla_llvm_disable_expensive_passes=true"
     " --xla_cpu_parallel_codegen_split_count=1"
+    # Without a GPU nothing can be timed, and the kernels to choose from would all be compiled.
+    " --xla_gpu_autotune_level=0"
 )
 # XLA ends the process at a flag that it does not know.
 if _JAXLIB < (0, 11):
