@@ -12,7 +12,6 @@ from pathlib import Path
 
 from geojax.islands.actions import Receive, Send, received
 from geojax.islands.recording import Record
-from geojax.pipeline.drawing.timelines import save_timelines
 from geojax.pipeline.drawing.trace import (
     Event,
     event,
@@ -47,6 +46,8 @@ def draw(
     Returns:
         The seconds of the measured step and of the simulated one.
     """
+    from geojax.pipeline.drawing.timelines import save_timelines  # it imports matplotlib
+
     measured = measured_timeline(schedule, list(stages.values()), stages_per_site)
     simulated = simulate(_named(schedule, "simulated"), measured_costs(measured))
     save_timelines([measured, simulated], list(stages), image)
