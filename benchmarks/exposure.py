@@ -28,10 +28,8 @@ from geojax.collectives.wire_format import wire_format
 from geojax.config.run_config import RunConfig
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.buckets import ComputeTimes, LinkShare, choose_buckets
-from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.predict import compute_times
 from geojax.planner.resolve.choices import resolved_plan
-from geojax.planner.resolve.run_layout import layout_of_run
+from geojax.planner.resolve.run_prediction import compute_times_of_run
 from geojax.planner.traffic.gradients import GradientMessages
 from geojax.step.plan import StepPlan
 
@@ -76,15 +74,7 @@ def exposed(config: RunConfig, plan: StepPlan, times: ComputeTimes, link: LinkSh
 def main() -> int:
     config = RunConfig.load(CONFIG)
     plan = resolved_plan(config, abstract_mesh(config.mesh.model_dump(), platform="gpu"))
-    topology = config.load_topology()
-    assert topology is not None, "the config names one"
-    times = compute_times(
-        config.model,
-        layout_of_run(config),
-        topology,
-        sequence_length=config.batch.sequence_length,
-        calibration=Calibration(),
-    )
+    times = compute_times_of_run(config)
     table = Table("Tbit/s", *(f"{name}: s, share; causal, bound" for name in FORMATS))
     missed = []
     for terabits in TERABITS:

@@ -1,15 +1,11 @@
 """`geojax.Trainer`: a run from Python, which resolves its step and then trains."""
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from geojax import runtime
-from geojax.cache import cache_folder
 from geojax.checkpoint import RunDirectory
 from geojax.config.run_config import RunConfig
 from geojax.data.corpus import check_sources
@@ -18,12 +14,12 @@ from geojax.inference.samples import sample_texts, unsampled_reason
 from geojax.planner.fp8_products import check_fp8_products
 from geojax.planner.measured_timeline import draw
 from geojax.planner.resolve.resolve import resolve
-from geojax.runtime.environment.cluster_env import ProcessSettings, complete
-from geojax.runtime.environment.island_env import island_settings
+from geojax.runtime.environment.cluster_env import ProcessSettings
 from geojax.settings import validate
 from geojax.train import trainer
 from geojax.train.agreed_step import keep, step_of_run
 from geojax.train.services import Log, Services
+from geojax.train.start import start
 from geojax.train.trainer import own_directory
 
 SERVICES = Services(
@@ -63,19 +59,18 @@ class Trainer(trainer.Trainer):
     ):
         config = _loaded(config, settings or {})
         processes = ProcessSettings(simulated_devices=config.simulate_devices)
-        site = complete(processes, os.environ).site
-        island = None
-        if config.dc.join == "islands":
-            island = island_settings(os.environ, site)
-        runtime.start(processes)
-        runtime.enable_compilation_cache(cache_folder() / "xla")
-        jax.config.update("jax_enable_x64", config.precision == "fp64")
+        place = start(config, processes)
         check_sources(config.data)
         said = log or (lambda line: None)
-        path = RunDirectory.step_file(own_directory(config, island))
+        path = RunDirectory.step_file(own_directory(config, place.island))
         step, kept = step_of_run(config, config.load_topology(), path, SERVICES, said)
-        super().__init__(config, step, SERVICES, island=island, processes=processes, log=log)
+        super().__init__(config, step, SERVICES, island=place.island, processes=processes, log=log)
         keep(kept, self.directory.step, said)
+
+    def close(self) -> None:
+        """Wait for what is being written, and for the other processes of the run."""
+        super().close()
+        runtime.finish()
 
 
 def _loaded(

@@ -5,6 +5,8 @@ it only collects those of a `Settings` class, which `geojax.settings.validate` t
 """
 
 import dataclasses
+import functools
+import operator
 import types
 import typing
 from collections.abc import Iterator
@@ -116,9 +118,9 @@ def _as_written(annotation: Any) -> Any:
         marks = [each for each in metadata if type(each).__module__.startswith("tyro.")]
         return Annotated[(inner, *marks)] if marks else inner
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(map(_as_written, arguments))]  # noqa: UP007 (made of a list)
+        return functools.reduce(operator.or_, map(_as_written, arguments))
     if origin is tuple:
-        return tuple[tuple(map(_as_written, arguments))]  # type: ignore[misc]
+        return types.GenericAlias(tuple, tuple(map(_as_written, arguments)))
     return annotation
 
 

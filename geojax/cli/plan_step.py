@@ -50,7 +50,7 @@ class OwnStep(NamedTuple):
         Raises:
             UserError: too little is known.
         """
-        from geojax.planner.cost.predict import predict
+        from geojax.planner.resolve.run_prediction import predict_run
 
         config = self.config
         topology = config.load_topology()
@@ -61,14 +61,7 @@ class OwnStep(NamedTuple):
                 f"the mesh makes {config.mesh.devices} devices, and topology '{topology.name}' has "
                 f"{topology.accelerators} accelerators; a mesh of as many would do"
             )
-        return predict(
-            config.model,
-            self.layout,
-            topology,
-            sequence_length=config.batch.sequence_length,
-            calibration=calibration,
-            optimizer=config.optimizer,
-        )
+        return predict_run(config, topology, self.layout, calibration)
 
     def print_fit(self, console: Console) -> None:
         """Say if the step fits, and tabulate the memory of a device."""

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import jax
 import rich.console
 
 from geojax import runtime
-from geojax.cache import cache_folder
 from geojax.checkpoint import RunDirectory
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.config.run_config import RunConfig
@@ -19,13 +17,10 @@ from geojax.data.corpus import check_sources
 from geojax.errors import UserError
 from geojax.quantities import quantity
 from geojax.runtime.advice.link_advice import advice_of_process
-from geojax.runtime.environment.cluster_env import complete
-from geojax.runtime.environment.island_env import IslandSettings, island_settings
-from geojax.topology import Process
 from geojax.train.agreed_step import keep, step_of_run
-from geojax.train.joined_sites import require_sites
 from geojax.train.report import Progress, summary_table
 from geojax.train.services import Services
+from geojax.train.start import Started, start
 from geojax.train.trainer import Summary, Trainer, nothing_to_train, own_directory
 from geojax.train.writing.console import run_console
 
@@ -56,25 +51,20 @@ def train(
         RunError: the run diverged or lost its peers.
     """
     started = time.monotonic()
-    _require_known_site(config, complete(processes, os.environ).site)
-    island = _island_of(config, processes)
-    everyone = runtime.start(processes)
-    why_no_cache = runtime.enable_compilation_cache(cache_folder() / "xla")
-    jax.config.update("jax_enable_x64", config.precision == "fp64")
+    place = start(config, processes)
     first = jax.process_index() == 0
     with (
         run_console(quiet=not first) as console,
         runtime.translate_collective_errors(),
         contextlib.ExitStack() as stack,
     ):
-        if why_no_cache is not None:
-            console.print(why_no_cache)
+        if place.why_no_cache is not None:
+            console.print(place.why_no_cache)
         code = _train(
             config,
             processes,
             services,
-            island,
-            everyone,
+            place,
             console,
             stack,
             started,
@@ -88,14 +78,14 @@ def _train(
     config: RunConfig,
     processes: runtime.ProcessSettings,
     services: Services,
-    island: IslandSettings | None,
-    everyone: Sequence[Process],
+    place: Started,
     console: rich.console.Console,
     stack: contextlib.ExitStack,
     started: float,
     require_checkpoint: bool,
 ) -> int:
     """Train on the processes that have come together; `stack` is left at the end."""
+    island = place.island
     # Errors of config, layout and data are raised before there is a run directory, and those that
     # need no device before the step is traced.
     check_sources(config.data)
@@ -107,7 +97,7 @@ def _train(
         path = RunDirectory.step_file(own_directory(config, island))
         resolved, kept = step_of_run(config, topology, path, services, console.print)
     if topology is not None and island is None:
-        for line in advice_of_process(topology, everyone, jax.process_index(), os.environ):
+        for line in advice_of_process(topology, place.everyone, jax.process_index(), os.environ):
             print(line, flush=True)
     trainer = stack.enter_context(
         Trainer(
@@ -152,21 +142,6 @@ def _is_trained(config: RunConfig) -> bool:
     if newest.step > config.steps:
         raise UserError(nothing_to_train(newest.step, config))
     return newest.step == config.steps
-
-
-def _island_of(config: RunConfig, processes: runtime.ProcessSettings) -> IslandSettings | None:
-    """Return this process's site among islands; None in one program."""
-    if config.dc.join != "islands":
-        return None
-    island = island_settings(os.environ, processes.site)
-    require_sites(config, island)
-    return island
-
-
-def _require_known_site(config: RunConfig, site: str | None) -> None:
-    topology = config.load_topology()
-    if site is not None and topology is not None:
-        topology.site(site)  # refuses a name that it does not know
 
 
 def _show_result(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 import geojax
@@ -62,7 +61,7 @@ from geojax.train.resume import (
 )
 from geojax.train.runtime import Batch, Runtime
 from geojax.train.services import Log, Services
-from geojax.train.training_loop import TrainingLoop
+from geojax.train.training_loop import TrainingLoop, mean_loss
 from geojax.train.writing.background_writer import BackgroundWriter
 from geojax.transport import Transport
 
@@ -107,8 +106,8 @@ class Trainer:
     Args:
         config: the run of all sites.
         step: its choices.
-        services: functions of a planner for links that change, FP8 and timelines; None: the run
-            does without.
+        services: functions for links that change, FP8, timelines, samples and builtin data; None:
+            the run does without.
         island: place of this process among sites with runtimes of their own; None: there are none.
         processes: settings of this process among those of the run.
         log: shows a line to the user; None: nothing is said.
@@ -149,7 +148,10 @@ class Trainer:
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self._stack.__exit__(*exception)
+        if exception[0] is None:
+            self.close()
+        else:
+            self._stack.__exit__(*exception)
 
     def close(self) -> None:
         """Wait for what is being written, and leave the other sites."""
@@ -416,7 +418,10 @@ class Trainer:
         """Return the loss on each validation set, by its name."""
         return {
             name: mean_loss(
-                self.runtime.evaluate(self.state, batch) for batch in self.loader.validation(name)
+                [
+                    jax.device_get(self.runtime.evaluate(self.state, batch))
+                    for batch in self.loader.validation(name)
+                ]
             )
             for name in self.loader.validation_names
         }
@@ -476,12 +481,6 @@ class _Start(NamedTuple):
     state: Any
     step: int
     consumed_sequences: int
-
-
-def mean_loss(sums: Any) -> float:
-    """Return the loss of a validation set by [sum of losses, number of targets] of its batches."""
-    loss, targets = np.sum([jax.device_get(each) for each in sums], axis=0)
-    return float(loss / targets)
 
 
 def nothing_to_train(step: int, config: RunConfig) -> str:

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Generic, NamedTuple
 
@@ -255,8 +255,7 @@ class TrainingLoop(Generic[State]):
                     break
                 with self.watchdog.step(step, "validation"):
                     sums.append(jax.device_get(self.runtime.evaluate(state, batch)))
-            loss, targets = np.sum(sums, axis=0)
-            value = float(loss / targets)
+            value = mean_loss(sums)
             self.validation.setdefault(name, []).append((step, value))
             if self.writer is not None:
                 self.writer.write(step, {f"validation/{name}": value})
@@ -303,3 +302,9 @@ class TrainingLoop(Generic[State]):
         )
         if self.writer is not None:
             self.writer.open_again(self.config.model_dump(mode="json"))
+
+
+def mean_loss(sums: Sequence[np.ndarray]) -> float:
+    """Return the loss of a validation set by [sum of losses, number of targets] of its batches."""
+    loss, targets = np.sum(sums, axis=0)
+    return float(loss / targets)

@@ -69,9 +69,24 @@ def predict(
     refuse_adapters(model)
     optimizer = optimizer or OptimizerSettings()
     sites = site_pieces(model, layout, topology, sequence_length, calibration, execution)
+    steps = []
+    for of_site, pieces, iteration, times in _unlike_iterations(
+        model, layout, topology, sequence_length, sites, execution, optimizer
+    ):
+        step_work = StepWork(
+            model,
+            of_site,
+            topology,
+            iteration.work,
+            pieces.networks,
+            times,
+            execution,
+            optimizer,
+            sequence_length,
+        )
+        steps.append((iteration, step_work.reduction()))
     slowest, reduced = max(
-        _unlike_steps(model, layout, topology, sequence_length, sites, execution, optimizer),
-        key=lambda step: _exposed(step[0].terms) + _exposed(step[1].terms),
+        steps, key=lambda step: _exposed(step[0].terms) + _exposed(step[1].terms)
     )
     terms = [*slowest.terms, *reduced.terms]
     cores = topology.sites[0].shared_cores
@@ -164,33 +179,6 @@ def _unlike_iterations(
             held,
         )
         yield of_site, pieces, iteration, times
-
-
-def _unlike_steps(
-    model: ModelConfig,
-    layout: LayoutCandidate,
-    topology: Topology,
-    sequence_length: int,
-    sites: Sequence[SitePieces],
-    execution: Execution,
-    optimizer: OptimizerSettings,
-) -> Iterator[tuple[_Iteration, StepReduction]]:
-    """Yield a step's microbatches, and what goes before and after them, in each unlike site."""
-    for of_site, pieces, iteration, times in _unlike_iterations(
-        model, layout, topology, sequence_length, sites, execution, optimizer
-    ):
-        step_work = StepWork(
-            model,
-            of_site,
-            topology,
-            iteration.work,
-            pieces.networks,
-            times,
-            execution,
-            optimizer,
-            sequence_length,
-        )
-        yield iteration, step_work.reduction()
 
 
 def _iteration(

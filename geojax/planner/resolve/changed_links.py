@@ -3,9 +3,7 @@
 from geojax.collectives import WireName
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
-from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.predict import predict
-from geojax.planner.resolve.run_layout import layout_of_run
+from geojax.planner.resolve.run_prediction import predict_run
 from geojax.topology import Topology
 
 _COMPRESSIONS: tuple[WireName, ...] = ("none", "bf16", "int8")
@@ -32,21 +30,10 @@ def planned_for(config: RunConfig, topology: Topology) -> RunConfig:
         if name != "int8" or not config.model.use_router_bias  # RunConfig refuses the two together
     ]
     try:
-        seconds = [_step_seconds(candidate, topology) for candidate in candidates]
+        seconds = [predict_run(candidate, topology).step_seconds for candidate in candidates]
     except UserError:  # a peak is not known
         return config
     most = (1 + _WORTH) * min(seconds)
     return next(
         candidate for candidate, each in zip(candidates, seconds, strict=True) if each <= most
     )
-
-
-def _step_seconds(config: RunConfig, topology: Topology) -> float:
-    return predict(
-        config.model,
-        layout_of_run(config),
-        topology,
-        sequence_length=config.batch.sequence_length,
-        calibration=Calibration(),
-        optimizer=config.optimizer,
-    ).step_seconds

@@ -1,11 +1,14 @@
 """The plan of a run's step with every "auto" settled by its topology."""
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from jax.sharding import Mesh
 
 from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
+from geojax.planner.buckets import CHOSEN
 from geojax.planner.resolve.link_plan import with_buckets
 from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, within_memory
 from geojax.planner.resolve.run_stages import chosen_layers
@@ -31,16 +34,17 @@ def resolved_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
 
 def settled_layout(plan: StepPlan) -> Layout:
     """Return the layout of a plan with the plan's buckets and ticks of hops in it."""
-    layout, ticks = plan.layout, plan.tick_program
-    buckets = {
-        "bucket_bytes": plan.bucket_bytes,
-        "overlap_grad_reduce": plan.overlap_grad_reduce,
-        "bucket_layers": plan.bucket_layers,
-    }
-    hops = {"hop_ticks": 1 if ticks is None else max(ticks.ticks.hop_ticks, default=1)}
+    buckets = {name: getattr(plan, name) for name in CHOSEN}
+    ticks = plan.tick_program
+    hops = 1 if ticks is None else max(ticks.ticks.hop_ticks, default=1)
+    return settled(plan.layout, buckets, hops)
+
+
+def settled(layout: Layout, buckets: Mapping[str, Any], hop_ticks: int) -> Layout:
+    """Return a layout with these buckets, by the names of its settings, and ticks of hops."""
     return layout.model_copy(
         update={
             "communication": layout.communication.model_copy(update=buckets),
-            "pipeline": layout.pipeline.model_copy(update=hops),
+            "pipeline": layout.pipeline.model_copy(update={"hop_ticks": hop_ticks}),
         }
     )

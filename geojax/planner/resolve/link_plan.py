@@ -1,6 +1,5 @@
 """The link between the sites of a run: the buckets that suit it, and the log's lines about it."""
 
-import functools
 from typing import NamedTuple
 
 from geojax.config.run_config import RunConfig
@@ -15,10 +14,8 @@ from geojax.planner.buckets import (
     link_share,
     predict_exposure,
 )
-from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.predict import compute_times
 from geojax.planner.resolve.pipeline_plan import hop_lines
-from geojax.planner.resolve.run_layout import layout_of_run
+from geojax.planner.resolve.run_prediction import compute_times_of_run
 from geojax.quantities import quantity
 from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 from geojax.step.plan import StepPlan
@@ -96,19 +93,9 @@ def _run_link(config: RunConfig, plan: StepPlan) -> _RunLink | None:
     )
 
 
-@functools.lru_cache(maxsize=4)
 def _compute_times(config: RunConfig) -> ComputeTimes | None:
     """Predict the work that messages may travel beside; None: a peak or a link is not known."""
-    topology = config.load_topology()
-    assert topology is not None, "the topology describes a link"
     try:
-        return compute_times(
-            config.model,
-            layout_of_run(config),
-            topology,
-            sequence_length=config.batch.sequence_length,
-            calibration=Calibration(),
-            optimizer=config.optimizer,
-        )
+        return compute_times_of_run(config)
     except UserError:
         return None

@@ -15,10 +15,10 @@ from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layer import LayerTimes
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import layout_memory
-from geojax.planner.cost.predict import predict
 from geojax.planner.cost.prediction import Prediction, Term
 from geojax.planner.passes import layers_of_pass, passes_of
 from geojax.planner.resolve.run_layout import planned_layout
+from geojax.planner.resolve.run_prediction import predict_run
 from geojax.planner.step_traffic import evenly_sent
 from geojax.planner.traffic.by_axes import Axes
 from geojax.step.plan import StepPlan
@@ -106,14 +106,7 @@ class PlannedStep:
         )
         prediction, untimed = None, ""
         try:
-            prediction = predict(
-                config.model,
-                layout,
-                topology,
-                sequence_length=length,
-                calibration=Calibration(),
-                optimizer=config.optimizer,
-            )
+            prediction = predict_run(config, topology, layout)
         except UserError as error:
             untimed = str(error)
         return cls(

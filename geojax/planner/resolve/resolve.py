@@ -10,15 +10,13 @@ from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
-from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.predict import predict
 from geojax.planner.memory import TracedStep
 from geojax.planner.resolve.changed_links import planned_for
-from geojax.planner.resolve.choices import resolved_plan
+from geojax.planner.resolve.choices import resolved_plan, settled
 from geojax.planner.resolve.link_plan import link_lines
 from geojax.planner.resolve.pipeline_plan import costs_of_stages
 from geojax.planner.resolve.preflight import Preflight, preflight
-from geojax.planner.resolve.run_layout import layout_of_run
+from geojax.planner.resolve.run_prediction import predict_run
 from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.planner.resolve.site_schedule import event_schedule, site_work
 from geojax.planner.resolve.traced_run import abstract_run_mesh, trace_plan
@@ -107,19 +105,15 @@ def _islands(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
 
 def _settled(layout: Layout, bucket_layers: int) -> Layout:
     """Return the layout of islands without "auto": their messages are chunks, and hops."""
-    changes = {
+    chosen = {
         "bucket_bytes": DEFAULT_BUCKET_BYTES,
         "overlap_grad_reduce": False,
         "bucket_layers": bucket_layers,
     }
-    given = layout.communication
-    chosen = {name: value for name, value in changes.items() if getattr(given, name) == "auto"}
-    pipeline = layout.pipeline
-    if pipeline.hop_ticks == "auto":
-        pipeline = pipeline.model_copy(update={"hop_ticks": 1})
-    return layout.model_copy(
-        update={"communication": given.model_copy(update=chosen), "pipeline": pipeline}
-    )
+    given = {name: getattr(layout.communication, name) for name in chosen}
+    buckets = {name: chosen[name] if value == "auto" else value for name, value in given.items()}
+    ticks = layout.pipeline.hop_ticks
+    return settled(layout, buckets, 1 if ticks == "auto" else ticks)
 
 
 def _has_memory(devices: Sequence[jax.Device]) -> bool:
@@ -132,14 +126,7 @@ def _seconds(config: RunConfig) -> Figure | None:
     if topology is None:
         return None
     try:
-        predicted = predict(
-            config.model,
-            layout_of_run(config),
-            topology,
-            sequence_length=config.batch.sequence_length,
-            calibration=Calibration(),
-            optimizer=config.optimizer,
-        )
+        predicted = predict_run(config, topology)
     except UserError:  # a peak or a link is not known
         return None
     return Figure(

@@ -1,0 +1,58 @@
+"""The prediction of a run's step by the cost model."""
+
+import functools
+
+from geojax.config.run_config import RunConfig
+from geojax.planner.buckets import ComputeTimes
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.layout import LayoutCandidate
+from geojax.planner.cost.predict import compute_times, predict
+from geojax.planner.cost.prediction import Prediction
+from geojax.planner.resolve.run_layout import layout_of_run
+from geojax.topology import Topology
+
+
+def predict_run(
+    config: RunConfig,
+    topology: Topology,
+    layout: LayoutCandidate | None = None,
+    calibration: Calibration | None = None,
+) -> Prediction:
+    """Predict the step of `config`.
+
+    Args:
+        config: the run.
+        topology: its sites, with the links as they are.
+        layout: its layout; None: as the config has it, "auto" left open.
+        calibration: what accelerators and networks reach of their rates; None: what was fitted.
+
+    Raises:
+        UserError: the layout cannot be, a peak or a link is not known, or the model has adapters.
+    """
+    return predict(
+        config.model,
+        layout or layout_of_run(config),
+        topology,
+        sequence_length=config.batch.sequence_length,
+        calibration=calibration or Calibration(),
+        optimizer=config.optimizer,
+    )
+
+
+@functools.lru_cache(maxsize=4)
+def compute_times_of_run(config: RunConfig) -> ComputeTimes:
+    """Predict the work of the step of `config` that messages may travel beside.
+
+    Raises:
+        UserError: the layout cannot be, or a peak or a link is not known.
+    """
+    topology = config.load_topology()
+    assert topology is not None, "the topology describes a link"
+    return compute_times(
+        config.model,
+        layout_of_run(config),
+        topology,
+        sequence_length=config.batch.sequence_length,
+        calibration=Calibration(),
+        optimizer=config.optimizer,
+    )
