@@ -174,12 +174,11 @@ def planned(contestant: Contestant, calibration: dict[str, Any]) -> Prediction:
     config = run_config(contestant.settings, contestant.repeats)
     times = StageTimes.model_validate(calibration["stage_times"])
     # The runs' own topology knows no peaks, so that their hops take one tick.
-    layout = dataclasses.replace(layout_of_run(config), hop_ticks=1)
+    layout = layout_of_run(config).changed(pipeline={"hop_ticks": 1})
     return predict(
         config.model,
         layout,
         Topology.model_validate(calibration["topology"]),
-        sequence_length=SEQUENCE,
         calibration=dataclasses.replace(MEASURED, stage_times=times),
         optimizer=config.optimizer,
     )

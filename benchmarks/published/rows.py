@@ -42,7 +42,6 @@ class Row:
     accelerator: str
     model: ModelConfig
     layout: LayoutCandidate
-    sequence_length: int
     execution: Execution
     seconds: float
 
@@ -63,7 +62,6 @@ class Row:
             self.model,
             self.layout,
             Topology(sites=(site,)),
-            sequence_length=self.sequence_length,
             calibration=calibration,
             execution=self.execution,
         )
@@ -86,17 +84,18 @@ def _layout(row: dict[str, Any], batch: str, **changes: Any) -> LayoutCandidate:
     virtual = changes.pop("virtual_stages", 1)
     layers = changes.pop("num_layers")
     chunks = stages * virtual
-    return LayoutCandidate(
-        pipeline_stages=stages,
-        virtual_stages=virtual,
-        layers=(layers // chunks,) * chunks,
-        data=data,
-        tensor=tensor,
-        context=context,
-        sequence_parallel=changes.pop("sequence_parallel", tensor > 1),
-        microbatch_size=size,
+    return LayoutCandidate.made(
+        sequence_length=changes.pop("sequence_length"),
         microbatches=int(row[batch]) // (data * size),
-        schedule="interleaved" if virtual > 1 else "1f1b",
+        microbatch_size=size,
+        mesh={"stage": stages, "data": data, "context": context, "tensor": tensor},
+        parallelism={"sequence": changes.pop("sequence_parallel", tensor > 1)},
+        zero={"stage": changes.pop("zero_stage", 1)},
+        pipeline={
+            "virtual_stages": virtual,
+            "layers": (layers // chunks,) * chunks,
+            "schedule": "interleaved" if virtual > 1 else "1f1b",
+        },
         **changes,
     )
 
@@ -121,6 +120,7 @@ def _megatron() -> Iterator[Row]:
         layout = _layout(
             row,
             "batch",
+            sequence_length=2048,
             num_layers=layers,
             virtual_stages=layers // int(row["pp"]) // chunk if chunk else 1,
             microbatch_size=SC21_MICROBATCH[name],
@@ -134,7 +134,6 @@ def _megatron() -> Iterator[Row]:
             "a100-sxm-80gb",
             model,
             layout,
-            2048,
             MEGATRON_2021,
             seconds,
         )
@@ -145,13 +144,14 @@ def _nemotron() -> Iterator[Row]:
         layout = _layout(
             row,
             "global_batch",
+            sequence_length=4096,
             num_layers=96,
             virtual_stages=int(row["vp"] or REPORT_VIRTUAL_STAGES),
             precision=_precision(row),
         )
         name = f"Nemotron-4 340B, {row['gpus']} H100 {row['precision']} ({row['source']})"
         model = ModelConfig.load("nemotron4-340b")
-        yield Row(name, "h100-sxm", model, layout, 4096, NEMO_340B, float(row["iter_s"]))
+        yield Row(name, "h100-sxm", model, layout, NEMO_340B, float(row["iter_s"]))
 
 
 def _h100() -> Iterator[Row]:
@@ -159,10 +159,10 @@ def _h100() -> Iterator[Row]:
     for row in _read("h100_step_times.csv"):
         jax = row["framework"] == "maxtext"
         model = ModelConfig.load(presets[row["model"]])
-        length = int(row["sequence"])
         layout = _layout(
             row,
             "global_batch",
+            sequence_length=int(row["sequence"]),
             num_layers=80,
             virtual_stages=int(row["vp"]),
             precision=_precision(row),
@@ -175,7 +175,6 @@ def _h100() -> Iterator[Row]:
             "h100-sxm",
             model,
             layout,
-            length,
             MAXTEXT if jax else NEMO,
             float(row["step_s"]),
         )

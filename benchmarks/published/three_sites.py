@@ -59,27 +59,25 @@ class ThreeSites:
 
     def layout(self, schedule: str) -> LayoutCandidate:
         shares = tuple(SiteShare(stages, 1, MICROBATCHES) for stages in STAGES)
-        layout = LayoutCandidate(
-            dc=3,
-            dc_role="stage",
-            pipeline_stages=sum(STAGES),
-            tensor=8,
-            sequence_parallel=True,
-            site_shares=shares,
+        layout = LayoutCandidate.made(
+            sequence_length=SEQUENCE_LENGTH,
             microbatches=MICROBATCHES,
+            mesh={"dc": 3, "stage": sum(STAGES) // 3, "tensor": 8},
+            dc={"role": "stage"},
+            parallelism={"sequence": True},
             remat="selective",
-            schedule=schedule,
-        )
+            pipeline={"schedule": schedule},
+        ).with_shares(shares)
         if schedule == "1f1b":
             return layout
-        return dataclasses.replace(layout, memory_limit=self.memory_limit(layout))
+        return layout.changed(pipeline={"memory_limit": self.memory_limit(layout)})
 
     def memory_limit(self, layout: LayoutCandidate) -> int:
         """Return the most microbatches in flight that fit into the memory."""
         fitting = [
             limit
             for limit in range(1, MICROBATCHES + 1)
-            if self._memory(dataclasses.replace(layout, memory_limit=limit)) <= MEMORY_BYTES
+            if self._memory(layout.changed(pipeline={"memory_limit": limit})) <= MEMORY_BYTES
         ]
         return max(fitting, default=1)
 
@@ -91,7 +89,6 @@ class ThreeSites:
             self.model,
             self.layout(schedule),
             topology(kilometers, terabits),
-            sequence_length=SEQUENCE_LENGTH,
             calibration=self.calibration,
             execution=dataclasses.replace(GEOJAX, lock_step=False, late_receives=late),
         ).step_seconds
@@ -123,4 +120,4 @@ class ThreeSites:
         return high
 
     def _memory(self, layout: LayoutCandidate) -> float:
-        return layout_memory(self.model, layout, sequence_length=SEQUENCE_LENGTH).bytes
+        return layout_memory(self.model, layout).bytes

@@ -19,31 +19,34 @@ PUBLISHED_EFFICIENCY, PUBLISHED_MFU = 0.96, 0.49
 TERABITS = (0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8)
 MEMORY_BYTES = 80e9
 
-_COMMON = LayoutCandidate(
-    pipeline_stages=12,
-    data=32,
-    tensor=8,
-    sequence_parallel=True,
+_COMMON = LayoutCandidate.made(
+    sequence_length=SEQUENCE_LENGTH,
     microbatches=72,
+    mesh={"stage": 12, "data": 32, "tensor": 8},
+    parallelism={"sequence": True},
     remat="selective",
 )
 ONE_SITE = {
-    "interleaved": dataclasses.replace(_COMMON, schedule="interleaved", virtual_stages=8),
-    "zero_bubble_h1": dataclasses.replace(_COMMON, schedule="zero_bubble_h1"),
-    "branch_free": dataclasses.replace(_COMMON, schedule="branch_free"),
+    "interleaved": _COMMON.changed(pipeline={"schedule": "interleaved", "virtual_stages": 8}),
+    "zero_bubble_h1": _COMMON.changed(pipeline={"schedule": "zero_bubble_h1"}),
+    "branch_free": _COMMON.changed(pipeline={"schedule": "branch_free"}),
 }
 """NVIDIA's layout, 9.4 million tokens a step, in the schedules that one program can run."""
 
 
 def two_site_layouts() -> dict[str, LayoutCandidate]:
     """Return the layouts of both roles by name, each in the schedule that suits one site best."""
-    replicas = dataclasses.replace(ONE_SITE["interleaved"], dc=2, data=16)
+    replicas = ONE_SITE["interleaved"].changed(mesh={"dc": 2, "data": 16})
     layouts = {
-        f"data, {compression}": dataclasses.replace(replicas, gradient_compression=compression)
+        f"data, {compression}": replicas.changed(
+            communication={"gradient_compression": compression}
+        )
         for compression in ("none", "bf16", "int8")
     }
     for schedule, layout in ONE_SITE.items():
-        layouts[f"stage, {schedule}"] = dataclasses.replace(layout, dc=2, dc_role="stage")
+        layouts[f"stage, {schedule}"] = layout.changed(
+            mesh={"dc": 2, "stage": layout.mesh.stage // 2}, dc={"role": "stage"}
+        )
     return layouts
 
 
@@ -92,6 +95,5 @@ class TwoSites:
             self.model,
             layout,
             topology,
-            sequence_length=SEQUENCE_LENGTH,
             calibration=self.calibration,
         )

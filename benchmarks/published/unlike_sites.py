@@ -52,6 +52,5 @@ class UnlikeSites:
             ModelConfig.load(MODEL),
             layout,
             topology,
-            sequence_length=SEQUENCE_LENGTH,
             calibration=self.calibration,
         )

@@ -185,7 +185,7 @@ def draw_roles(found: FoundLayouts, image: Path) -> None:
     from geojax.planner.search.sensitivity import sweeps
 
     layouts = {
-        role: [each.layout for each in found.best if each.layout.dc_role == role][:_PER_ROLE]
+        role: [each.layout for each in found.best if each.layout.dc.role == role][:_PER_ROLE]
         for role in found.request.roles
     }
     layouts = {role: of_role for role, of_role in layouts.items() if of_role}

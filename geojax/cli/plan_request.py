@@ -160,7 +160,6 @@ def timer_of(request: "PlanRequest", calibration: "Calibration") -> "LayoutTimer
             request.model,
             layout,
             topology,
-            sequence_length=request.sequence_length,
             calibration=calibration,
             optimizer=request.optimizer,
         )

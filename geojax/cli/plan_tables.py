@@ -78,25 +78,25 @@ def layouts_table(request: "PlanRequest", best: "Sequence[Candidate]") -> Table:
     runs = all(each.layout.is_trainable for each in best)
     unlike = not runs or request.has_unlike_accelerators
     for each in best:
-        layout = each.layout
-        pipeline = layout.pipeline_stages > 1
+        layout, mesh = each.layout, each.layout.mesh
+        pipeline, chunks = layout.pipeline_stages > 1, layout.pipeline.virtual_stages
         rows.append(
             {
-                "role": layout.dc_role if layout.dc > 1 else "",
-                "join": layout.join if layout.join != "one_program" else "",
+                "role": layout.dc.role if mesh.dc > 1 else "",
+                "join": layout.dc.join if layout.dc.join != "one_program" else "",
                 "stages": layout.in_sites("stages", layout.pipeline_stages) if pipeline else "",
-                "virtual": str(layout.virtual_stages) if layout.virtual_stages > 1 else "",
-                "data": layout.in_sites("data", layout.data),
-                "expert": str(layout.expert) if layout.expert > 1 else "",
-                "context": str(layout.context) if layout.context > 1 else "",
-                "tensor": str(layout.tensor),
-                "schedule": layout.schedule if pipeline else "",
-                "ZeRO": f"{layout.zero_stage}{' across' if layout.shard_across_sites else ''}",
+                "virtual": str(chunks) if chunks > 1 else "",
+                "data": layout.in_sites("data", mesh.data),
+                "expert": str(mesh.expert) if mesh.expert > 1 else "",
+                "context": str(mesh.context) if mesh.context > 1 else "",
+                "tensor": str(mesh.tensor),
+                "schedule": layout.pipeline.schedule if pipeline else "",
+                "ZeRO": f"{layout.zero.stage}{' across' if layout.zero.across_sites else ''}",
                 "microbatches": f"{layout.written_microbatches} x {layout.microbatch_size}",
                 "in proportion": in_proportion(layout) if unlike else "",
                 "remat": layout.remat,
                 "precision": layout.precision if len(request.precisions) > 1 else "",
-                "sent as": layout.gradient_compression.replace("none", ""),
+                "sent as": layout.communication.gradient_compression.replace("none", ""),
                 "geojax train": "" if runs else "runs" if layout.is_trainable else "plan only",
             }
         )
@@ -105,12 +105,12 @@ def layouts_table(request: "PlanRequest", best: "Sequence[Candidate]") -> Table:
 
 def in_proportion(layout: "LayoutCandidate") -> str:
     """Write the layers or the sequences of each site where those were dealt out by speed."""
-    if layout.site_shares is not None and layout.dc_role == "data":
+    if layout.site_shares is not None and layout.dc.role == "data":
         return "+".join(str(share.sequences) for share in layout.site_shares) + " sequences"
-    if layout.layers is None or layout.dc_role == "data":
+    if layout.pipeline.layers is None or layout.dc.role == "data":
         return ""
-    layers = [0] * layout.dc
-    for site, count in zip(layout.site_of_chunks, layout.layers, strict=True):
+    layers = [0] * layout.mesh.dc
+    for site, count in zip(layout.site_of_chunks, layout.pipeline.layers, strict=True):
         layers[site] += count
     return "+".join(map(str, layers)) + " layers"
 

@@ -123,11 +123,11 @@ class PlannedRuns:
 
     def _content(self, candidate: "Candidate") -> dict[str, Any]:
         layout = candidate.layout
-        settings = run_settings(layout, self._request.sequence_length)
+        settings = run_settings(layout)
         kept = self._new_run
         if self._config is not None:
             kept = self._config.model_dump(mode="json", exclude_unset=True, exclude={"pipeline"})
-        if layout.join == "islands" and kept.get("simulate_devices") is not None:
+        if layout.dc.join == "islands" and kept.get("simulate_devices") is not None:
             settings["simulate_devices"] = layout.devices_per_site[0]  # one process in each site
         return {**kept, **settings}
 

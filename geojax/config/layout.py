@@ -1,7 +1,8 @@
 """A layout: everything that may be chosen about a run of a given model, batch and topology."""
 
 import math
-from typing import Self
+from collections.abc import Mapping
+from typing import Any, Self
 
 import pydantic
 
@@ -88,11 +89,19 @@ class Layout(Settings):
         """
         shares = self.mesh.dc if self.dc.role == "data" else 1
         sequences = self.batch.global_batch_size // shares
-        changes = {
-            "mesh": self.mesh.model_copy(update={"dc": 1, "stage": 1}),
-            "batch": self.batch.model_copy(update={"global_batch_size": sequences}),
+        return self.changed(mesh={"dc": 1, "stage": 1}, batch={"global_batch_size": sequences})
+
+    def changed(self, **sections: Any) -> Self:
+        """Return it with other settings, which nothing validates.
+
+        Args:
+            sections: by the name of a section, those of its settings that change, or a new value.
+        """
+        update = {
+            name: getattr(self, name).model_copy(update=new) if isinstance(new, Mapping) else new
+            for name, new in sections.items()
         }
-        return self.model_copy(update=changes)
+        return self.model_copy(update=update)
 
     @pydantic.model_validator(mode="after")
     def _stages_can_be(self) -> Self:

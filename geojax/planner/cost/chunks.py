@@ -42,7 +42,6 @@ def site_pieces(
     model: ModelConfig,
     layout: LayoutCandidate,
     topology: Topology,
-    sequence_length: int,
     calibration: Calibration,
     execution: Execution,
 ) -> tuple[SitePieces, ...]:
@@ -50,14 +49,14 @@ def site_pieces(
     made = []
     for index, site in enumerate(topology.sites):
         own = layout.of_site(index)
-        times = LayerTimes(model, own, sequence_length, site, calibration, execution)
+        times = LayerTimes(model, own, site, calibration, execution)
         networks = SiteNetworks(site, own.mesh_sizes, calibration)
         if calibration.stage_times is not None:
             made.append(_measured(times, networks, calibration.stage_times))
             continue
         work = tuple(times.layer())
         attention = next(piece for piece in work if piece.name == "attention")
-        ends = (end_collectives(times, networks),) if layout.tensor > 1 else ()
+        ends = (end_collectives(times, networks),) if layout.mesh.tensor > 1 else ()
         made.append(
             SitePieces(
                 (*work, *layer_collectives(times, networks, attention)),
@@ -80,10 +79,10 @@ def _measured(times: LayerTimes, networks: SiteNetworks, measured: StageTimes) -
     measured.require(
         model=times.model,
         sequences=layout.microbatch_size,
-        sequence_length=times.sequence_length,
+        sequence_length=times.layout.batch.sequence_length,
         dtype=times.compute_dtype,
         remat=layout.remat,
-        parallelism=layout.parallelism,
+        parallelism=layout.model_parallelism,
     )
     split = measured.of_site(times.site.name)
     own = split.with_whole_backward
@@ -153,7 +152,8 @@ def chunk_work(
     layout: LayoutCandidate,
     topology: Topology,
     sites: Sequence[SitePieces],
-    sequence_length: int | None = None,
+    *,
+    looks_at_memory: bool = True,
 ) -> ChunkWork:
     """Cut the model into the chunks of a layout, and time each.
 
@@ -162,8 +162,7 @@ def chunk_work(
         layout: its layout.
         topology: the sites.
         sites: the work in each site that one pipeline runs through.
-        sequence_length: tokens of a sequence, by which a run knows what its layers hold; None:
-            the program does not look at memory.
+        looks_at_memory: the program chooses its ticks by what its layers hold.
 
     Raises:
         UserError: there are more chunks than layers, or the topology lacks a link.
@@ -171,11 +170,11 @@ def chunk_work(
     per_site = layout.stages_per_site
     placement = Placement.linear(1)
     if layout.pipeline_stages > 1:
-        entry = schedule_entry(layout.schedule)
-        placement = entry.placement(per_site, layout.virtual_stages)
+        entry = schedule_entry(layout.pipeline.schedule)
+        placement = entry.placement(per_site, layout.pipeline.virtual_stages)
     site_of = layout.site_of_stages
     own = [sites[site_of[stage]] for stage in placement.stage_of]
-    layers = layout.layers or _balanced(model.num_stacked_layers, own)
+    layers = layout.pipeline.layers or _balanced(model.num_stacked_layers, own)
     pieces = [
         [piece.times(count) for piece in site.layer]
         for count, site in zip(layers, own, strict=True)
@@ -197,8 +196,8 @@ def chunk_work(
     )
     layers = tuple(layers)
     chosen_by = ChosenBy(costs)
-    if sequence_length is not None and layout.pipeline_stages > 1 and layout.site_shares is None:
-        chosen_by = ChosenBy(costs, layers, layer_bytes(model, layout, sequence_length))
+    if looks_at_memory and layout.pipeline_stages > 1 and layout.site_shares is None:
+        chosen_by = ChosenBy(costs, layers, layer_bytes(model, layout))
     return ChunkWork(placement, layers, tuple(map(tuple, pieces)), costs, chosen_by)
 
 

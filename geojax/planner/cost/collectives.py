@@ -25,18 +25,18 @@ def layer_collectives(
     times: LayerTimes, networks: SiteNetworks, attention: Piece
 ) -> Iterator[Piece]:
     """Yield the messages of one layer; those of a ring over `context` run beside `attention`."""
-    if times.layout.tensor > 1:
+    if times.layout.mesh.tensor > 1:
         yield _tensor(times, networks, layers=1)
-    if times.layout.context > 1:
+    if times.layout.mesh.context > 1:
         yield _context(times, networks, attention)
-    if times.model.is_moe and times.layout.expert > 1:
+    if times.model.is_moe and times.layout.mesh.expert > 1:
         yield _experts(times, networks)
 
 
 def later_experts(times: LayerTimes, networks: SiteNetworks) -> Iterator[Piece]:
     """Yield the messages over `expert` of the modules for later tokens."""
     modules = times.model.num_nextn_predict_layers
-    if modules and times.model.is_moe and times.layout.expert > 1:
+    if modules and times.model.is_moe and times.layout.mesh.expert > 1:
         yield _experts(times.computed_again, networks).times(modules)
 
 
@@ -55,12 +55,12 @@ def _tensor(times: LayerTimes, networks: SiteNetworks, *, layers: int) -> Piece:
     """
     layout, dtype = times.layout, policy(times.layout.precision).compute_dtype.name
     network = networks.group(("tensor",))
-    size = layout.microbatch_size, int(times.sequence_length / layout.context)
-    sent = _tensor_bytes(times.model, layout.parallelism, size, dtype, layout.remat, layers)
-    plain = _tensor_bytes(times.model, layout.parallelism, size, dtype, "none", layers)
+    size = layout.microbatch_size, int(times.layout.batch.sequence_length / layout.mesh.context)
+    sent = _tensor_bytes(times.model, layout.model_parallelism, size, dtype, layout.remat, layers)
+    plain = _tensor_bytes(times.model, layout.model_parallelism, size, dtype, "none", layers)
     forward, backward = plain / 2, sent - plain / 2
     messages = 2 * _REGIONS if layers else 2
-    pieces = layout.tensor if times.execution.pipelined_tensor else 1
+    pieces = layout.mesh.tensor if times.execution.pipelined_tensor else 1
     took = [network.seconds(each, messages) for each in (forward, backward)]
     return Piece(
         "tensor collectives",
@@ -106,11 +106,11 @@ def _context(times: LayerTimes, networks: SiteNetworks, attention: Piece) -> Pie
     layout, model = times.layout, times.model
     network = networks.group(("context",))
     sent = predicted_context_bytes(
-        layout.parallelism,
+        layout.model_parallelism,
         sequences=layout.microbatch_size,
-        sequence_length=times.sequence_length,
-        heads=model.num_attention_heads // layout.tensor,
-        kv_heads=max(model.num_key_value_heads // layout.tensor, 1),
+        sequence_length=times.layout.batch.sequence_length,
+        heads=model.num_attention_heads // layout.mesh.tensor,
+        kv_heads=max(model.num_key_value_heads // layout.mesh.tensor, 1),
         head_dim=model.head_dim,
         value_dim=model.v_head_dim,
         dtype=policy(layout.precision).compute_dtype,
@@ -120,8 +120,8 @@ def _context(times: LayerTimes, networks: SiteNetworks, attention: Piece) -> Pie
     backward += forward if times.again("attention") else 0.0
     took = [network.seconds(forward), network.seconds(backward)]
     beside = [0.0, 0.0]
-    if layout.context_method == "ring":
-        share = 1 - 1 / layout.context  # the first block needs no message
+    if layout.parallelism.context_method == "ring":
+        share = 1 - 1 / layout.mesh.context  # the first block needs no message
         beside = [share * attention.forward, share * attention.backward]
     exposed = [max(0.0, each - own) for each, own in zip(took, beside, strict=True)]
     return Piece(
@@ -143,9 +143,9 @@ def _experts(times: LayerTimes, networks: SiteNetworks) -> Piece:
     network = networks.group(("expert",))
     predicted = predicted_expert_bytes(
         times.model,
-        layout.parallelism,
+        layout.model_parallelism,
         sequences=layout.microbatch_size,
-        positions=int(times.sequence_length / layout.context),
+        positions=int(times.layout.batch.sequence_length / layout.mesh.context),
         dtype=policy(layout.precision).compute_dtype,
         remat=layout.remat,
         platform=GPU,

@@ -77,7 +77,6 @@ class LayerTimes:
 
     model: ModelConfig
     layout: LayoutCandidate
-    sequence_length: int
     site: Site
     calibration: Calibration
     execution: Execution
@@ -85,12 +84,16 @@ class LayerTimes:
     @property
     def tokens(self) -> float:
         """Tokens of a microbatch on a device."""
-        return self.layout.microbatch_size * self.sequence_length / self.layout.context
+        return (
+            self.layout.microbatch_size
+            * self.layout.batch.sequence_length
+            / self.layout.mesh.context
+        )
 
     @property
     def own_tokens(self) -> float:
         """Tokens on which a device works between the products of a layer."""
-        return self.tokens / (self.layout.tensor if self.layout.sequence_parallel else 1)
+        return self.tokens / (self.layout.mesh.tensor if self.layout.parallelism.sequence else 1)
 
     @property
     def itemsize(self) -> int:
@@ -151,7 +154,7 @@ class LayerTimes:
     def products(self) -> list[Product]:
         """List the products of one layer's forward on one device."""
         model, layout = self.model, self.layout
-        tokens, d, t = self.tokens, model.hidden_size, layout.tensor
+        tokens, d, t = self.tokens, model.hidden_size, layout.mesh.tensor
         heads = model.num_attention_heads / t
         queries, values = heads * model.head_dim, heads * model.v_head_dim
         keys = max(model.num_key_value_heads / t, 1) * model.head_dim
@@ -172,7 +175,7 @@ class LayerTimes:
         products.append(Product("out", tokens, d, values))
         if not model.is_moe:
             return products + self._feed_forward(tokens, model.intermediate_size / t)
-        local = model.num_experts / layout.expert
+        local = model.num_experts / layout.mesh.expert
         routed = tokens * model.num_experts_per_tok / local
         experts = self._feed_forward(routed, model.moe_intermediate_size / t)
         products += [
@@ -195,7 +198,7 @@ class LayerTimes:
     @property
     def head_flops(self) -> float:
         """FLOPs of the head's product, forwards and backwards."""
-        columns = self.model.vocab_size / self.layout.tensor
+        columns = self.model.vocab_size / self.layout.mesh.tensor
         return 3 * 2 * self.tokens * columns * self.model.hidden_size
 
     def _feed_forward(self, rows: float, width: float) -> list[Product]:
@@ -235,8 +238,13 @@ class LayerTimes:
         20 backwards in 16 bits (Korthikanti et al. 2022, section 4, counts the same tensors).
         """
         model, layout, name = self.model, self.layout, self.site.accelerator.name
-        heads = model.num_attention_heads / layout.tensor
-        scores = layout.microbatch_size * heads * self.sequence_length**2 / layout.context
+        heads = model.num_attention_heads / layout.mesh.tensor
+        scores = (
+            layout.microbatch_size
+            * heads
+            * self.layout.batch.sequence_length**2
+            / layout.mesh.context
+        )
         flops = 2 * scores * (model.head_dim + model.v_head_dim)
         again = self.again("attention")
         if not self.execution.fused_attention:
@@ -264,7 +272,7 @@ class LayerTimes:
 
         Of S positions, a window of w leaves S w - w^2 / 2 of S^2 / 2.
         """
-        model, sequence = self.model, self.sequence_length
+        model, sequence = self.model, self.layout.batch.sequence_length
         if model.sliding_window is None or model.sliding_window >= sequence:
             return 1.0
         period = model.has_window
@@ -280,7 +288,7 @@ class LayerTimes:
         reads F, or 2 F with a gate, and writes F. Its backward reads one input more, and writes as
         many numbers as the forward reads.
         """
-        model, t = self.model, self.layout.tensor
+        model, t = self.model, self.layout.mesh.tensor
         heads = model.num_attention_heads + 2 * max(model.num_key_value_heads, t)
         rotated = 2 * heads * model.head_dim / t if model.position_embedding_type == "rope" else 0
         if model.has_latent_attention:  # queries and keys are put together, latents are normed
@@ -330,7 +338,7 @@ class LayerTimes:
 
         A product that adds to them in its epilogue reads and writes 32 bits besides its own work.
         """
-        if self.layout.microbatches == 1:
+        if self.layout.batch.microbatches == 1:
             return Piece("sums of gradients", "one microbatch: there are none")
         numbers = sum(each.count * each.inner * each.columns for each in self.products())
         moved = 4 if self.execution.sums_in_matmul else self.itemsize + 8
@@ -357,7 +365,7 @@ class LayerTimes:
             precision = "bf16"
         return dataclasses.replace(
             self,
-            layout=dataclasses.replace(self.layout, remat="full", precision=precision),
+            layout=self.layout.changed(remat="full", precision=precision),
             execution=dataclasses.replace(self.execution, recomputes=None),
         )
 
@@ -400,7 +408,7 @@ class LayerTimes:
         them in chunks).
         """
         rate, d = self.rate(linear=False), self.model.hidden_size
-        columns = self.model.vocab_size / self.layout.tensor
+        columns = self.model.vocab_size / self.layout.mesh.tensor
         heads = 1 + self.model.num_nextn_predict_layers
         yield Piece(
             "head",

@@ -16,17 +16,16 @@ from geojax.planner.cost.layout import LayoutCandidate
 from geojax.precision import policy
 
 
-def layer_bytes(model: ModelConfig, layout: LayoutCandidate, sequence_length: int) -> LayerBytes:
+def layer_bytes(model: ModelConfig, layout: LayoutCandidate) -> LayerBytes:
     """Return what a layer holds of a microbatch on one device.
 
     Args:
         model: the model.
         layout: its layout, whose schedule may split the backward.
-        sequence_length: tokens of a sequence.
     """
-    arrays = _Arrays.of(model, layout, sequence_length)
+    arrays = _Arrays.of(model, layout)
     kept = arrays.kept(layout)
-    if layout.pipeline_stages == 1 or not schedule_entry(layout.schedule).split_backward:
+    if layout.pipeline_stages == 1 or not schedule_entry(layout.pipeline.schedule).split_backward:
         return LayerBytes(round(kept), round(kept), 0)
     cotangents = 2 * arrays.own + arrays.query_key_value + arrays.activation
     streams = arrays.gathered if layout.remat == "none" and arrays.gathered else 2 * arrays.own
@@ -35,19 +34,19 @@ def layer_bytes(model: ModelConfig, layout: LayoutCandidate, sequence_length: in
     return LayerBytes(round(kept), round(max(within, waiting)), round(waiting))
 
 
-def kept_bytes(model: ModelConfig, layout: LayoutCandidate, sequence_length: int) -> float:
+def kept_bytes(model: ModelConfig, layout: LayoutCandidate) -> float:
     """Return what a layer keeps of a microbatch for its backward (`geojax.models.chunk.remat`)."""
-    return _Arrays.of(model, layout, sequence_length).kept(layout)
+    return _Arrays.of(model, layout).kept(layout)
 
 
-def inner_bytes(model: ModelConfig, layout: LayoutCandidate, sequence_length: int) -> float:
+def inner_bytes(model: ModelConfig, layout: LayoutCandidate) -> float:
     """Return the bytes of the feed-forward block's inner products of a microbatch."""
-    return _Arrays.of(model, layout, sequence_length).inner
+    return _Arrays.of(model, layout).inner
 
 
-def tokens_of_microbatch(layout: LayoutCandidate, sequence_length: int) -> float:
+def tokens_of_microbatch(layout: LayoutCandidate) -> float:
     """Return the tokens of a microbatch on a device."""
-    return layout.microbatch_size * sequence_length / layout.context
+    return layout.microbatch_size * layout.batch.sequence_length / layout.mesh.context
 
 
 def itemsize(layout: LayoutCandidate) -> int:
@@ -78,19 +77,19 @@ class _Arrays:
     """Inputs of norms behind the blocks."""
 
     @classmethod
-    def of(cls, model: ModelConfig, layout: LayoutCandidate, sequence_length: int) -> "_Arrays":
-        tokens, size = tokens_of_microbatch(layout, sequence_length), itemsize(layout)
+    def of(cls, model: ModelConfig, layout: LayoutCandidate) -> "_Arrays":
+        tokens, size = tokens_of_microbatch(layout), itemsize(layout)
         stream = tokens * model.hidden_size * size
-        own = stream / layout.tensor if layout.sequence_parallel else stream
-        of_head = tokens * model.num_attention_heads * size / layout.tensor
-        kv_heads = max(model.num_key_value_heads / layout.tensor, 1)
+        own = stream / layout.mesh.tensor if layout.parallelism.sequence else stream
+        of_head = tokens * model.num_attention_heads * size / layout.mesh.tensor
+        kv_heads = max(model.num_key_value_heads / layout.mesh.tensor, 1)
         key_value = 2 * tokens * kv_heads * model.head_dim * size
         if model.has_latent_attention:
             # Without attention's residuals its product is kept; keys of it lack their shared part.
             keys = model.head_dim if layout.remat == "none" else model.qk_nope_head_dim
             key_value = of_head * (keys + model.v_head_dim)
             key_value += own * model.latent_width / model.hidden_size
-        gathers = layout.sequence_parallel and layout.tensor > 1
+        gathers = layout.parallelism.sequence and layout.mesh.tensor > 1
         entering = tokens * model.projected_width * size
         inner = _inner_numbers(model, layout) * tokens * size
         return cls(
@@ -98,7 +97,7 @@ class _Arrays:
             stream + entering if gathers else 0,
             of_head * model.head_dim + key_value,
             of_head * model.v_head_dim,
-            tokens * model.num_attention_heads / layout.tensor * 4,
+            tokens * model.num_attention_heads / layout.mesh.tensor * 4,
             inner,
             inner / (2 if model.gated else 1),
             of_head * model.head_dim + key_value / 2 if model.use_qk_norm else 0,
@@ -119,7 +118,7 @@ def _inner_numbers(model: ModelConfig, layout: LayoutCandidate) -> float:
     """Return the numbers a token of the feed-forward block's inner products."""
     matrices = 2 if model.gated else 1
     if not model.is_moe:
-        return matrices * model.intermediate_size / layout.tensor
-    routed = matrices * model.moe_intermediate_size / layout.tensor + model.hidden_size
-    shared = matrices * model.shared_expert_intermediate_size / layout.tensor
+        return matrices * model.intermediate_size / layout.mesh.tensor
+    routed = matrices * model.moe_intermediate_size / layout.mesh.tensor + model.hidden_size
+    shared = matrices * model.shared_expert_intermediate_size / layout.mesh.tensor
     return model.num_experts_per_tok * routed + shared

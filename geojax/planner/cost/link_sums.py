@@ -72,14 +72,14 @@ def link_sums(
     link = _slowest(layout, topology)
     shared = topology.sites[0].shared_cores
     cores = CoreCosts(shared, layout, link.bytes_per_second) if shared else None
-    if layout.join == "islands":
+    if layout.dc.join == "islands":
         messages = gradient_messages(model, layouts, plan)
         exposed = _islands_exposed(model, layout, messages, link, times)
         if cores is not None:
             exposed += cores.island_sums_seconds(messages.bytes)
         return LinkSums(plan, link, messages, exposed)
     memory = [site.accelerator.memory_bytes for site in topology.sites]
-    open_fields = [name for name in CHOSEN if getattr(layout, name) == "auto"]
+    open_fields = [name for name in CHOSEN if getattr(layout.communication, name) == "auto"]
     choice = choose_buckets(
         model,
         plan,
@@ -124,8 +124,8 @@ def _islands_exposed(
     other one, and buckets follow each other on the link without waiting for an answer.
     """
     layers = model.num_stacked_layers
-    chunks = bucket_count(layers, layout.bucket_layers)
-    to_others = messages.bytes * layout.dc / 2
+    chunks = bucket_count(layers, layout.communication.bucket_layers)
+    to_others = messages.bytes * layout.mesh.dc / 2
     transfer = to_others / chunks / link.bytes_per_second
     window = times.held * layers / chunks * times.layer_backward
     sent = 0.0

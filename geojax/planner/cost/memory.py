@@ -85,7 +85,6 @@ def layout_memory(
     model: ModelConfig,
     layout: LayoutCandidate,
     *,
-    sequence_length: int,
     device_bytes: float = math.inf,
     optimizer: OptimizerSettings | None = None,
 ) -> LayoutMemory:
@@ -94,20 +93,19 @@ def layout_memory(
     Args:
         model: the model.
         layout: its layout.
-        sequence_length: tokens of a sequence.
         device_bytes: memory of an accelerator, which limits buckets of layers.
         optimizer: the optimizer; None: AdamW, with two moments of each parameter.
     """
     refuse_adapters(model)
     dtypes = policy(layout.precision)
     compute, reduce = dtypes.compute_dtype.itemsize, dtypes.reduce_dtype.itemsize
-    held = held_parameters(model, layout, sequence_length)
+    held = held_parameters(model, layout)
     pipeline = layout.pipeline_stages > 1
 
-    zero = layout.zero_stage
-    ranks = layout.data * layout.expert if zero else 1
-    sites = layout.dc if layout.shard_across_sites else 1
-    experts = held.expert_layers / (layout.data if zero else 1)
+    zero = layout.zero.stage
+    ranks = layout.mesh.data * layout.mesh.expert if zero else 1
+    sites = layout.mesh.dc if layout.zero.across_sites else 1
+    experts = held.expert_layers / (layout.mesh.data if zero else 1)
     state_shard = ((held.all - held.expert_layers) / ranks + experts) / sites
     master = dtypes.master_dtype.itemsize * (1 + _has_error_feedback(layout) / sites)
     moments = optimizer_bytes(model, optimizer or OptimizerSettings(), dtypes.master_dtype)
@@ -118,32 +116,32 @@ def layout_memory(
     if zero >= 2:
         gradients = reduce * gradient_shard
     messages = 0.0
-    if layout.join == "islands":  # the sums of all sites, and messages from and to the others
+    if layout.dc.join == "islands":  # the sums of all sites, and messages from and to the others
         gradients += reduce * gradient_shard
         messages = _messages_bytes(layout, reduce) * gradient_shard
     count = bucket_layers(model, layout, held.layer, device_bytes)
     overlaps = not pipeline and _reduces_early(layout) and count < model.num_stacked_layers
-    if zero == 3 and layout.reshard_after_forward:
+    if zero == 3 and layout.zero.reshard_after_forward:
         weights = compute * (2 * held.layer + (0 if overlaps else held.tables + held.head))
-        if layout.join == "islands":  # the shards that passes gather, in the compute dtype
+        if layout.dc.join == "islands":  # the shards that passes gather, in the compute dtype
             weights += compute * state_shard
 
-    layer = layer_bytes(model, layout, sequence_length)
+    layer = layer_bytes(model, layout)
     passes = 1.0
     if pipeline:
-        passes = pairs_in_flight(layout) / layout.virtual_stages
-    elif layout.join == "islands":
-        passes = min(layout.memory_limit or 1, layout.microbatches)
+        passes = pairs_in_flight(layout) / layout.pipeline.virtual_stages
+    elif layout.dc.join == "islands":
+        passes = min(layout.pipeline.memory_limit or 1, layout.batch.microbatches)
     activations = held.layers * _held_bytes(layer, layout, passes)
     head = reduce * (held.head + held.tied_table)
-    logits = _head_bytes(model, layout, sequence_length, head)
-    backward = _backward_bytes(model, layout, sequence_length)
+    logits = _head_bytes(model, layout, head)
+    backward = _backward_bytes(model, layout)
     if model.num_nextn_predict_layers:  # a module's layer is computed again, beside the head
-        again = dataclasses.replace(layout, remat="full")
-        logits += _backward_bytes(model, again, sequence_length)
+        again = layout.changed(remat="full")
+        logits += _backward_bytes(model, again)
     workspace = max(logits + head, backward + (reduce * held.layer if zero >= 2 else 0))
-    if pipeline and layout.join == "islands":  # a backward returns its chunk's, to be added
-        workspace += reduce * held.layer * held.layers / layout.virtual_stages
+    if pipeline and layout.dc.join == "islands":  # a backward returns its chunk's, to be added
+        workspace += reduce * held.layer * held.layers / layout.pipeline.virtual_stages
     communication = 0.0
     if overlaps:
         buckets = model.num_stacked_layers / count
@@ -153,8 +151,8 @@ def layout_memory(
         gradients += reduce * held.layers * held.layer / ranks * arrived
         workspace = bucket + head + backward
         communication = bucket * (1 + 1 / ranks) if ranks > 1 else 0.0
-    elif pipeline and layout.virtual_stages > 1 and _reduces_early(layout):
-        chunk = reduce * held.layer * held.layers / layout.virtual_stages
+    elif pipeline and layout.pipeline.virtual_stages > 1 and _reduces_early(layout):
+        chunk = reduce * held.layer * held.layers / layout.pipeline.virtual_stages
         communication = max(0.0, chunk * (1 + 1 / ranks) - workspace)
     communication += messages
     return LayoutMemory(state, weights, gradients, activations, workspace, communication)
@@ -162,11 +160,11 @@ def layout_memory(
 
 def _messages_bytes(layout: LayoutCandidate, itemsize: int) -> float:
     """Return the bytes a number of a site's sums, of two steps and from each other site."""
-    if layout.dc_role == "stage":
+    if layout.dc.role == "stage":
         return 0.0
-    wire = wire_format(layout.gradient_compression)
+    wire = wire_format(layout.communication.gradient_compression)
     sent = itemsize if wire is None else wire.message_bytes(2**20) / 2**20
-    return (layout.dc + 1) * sent
+    return (layout.mesh.dc + 1) * sent
 
 
 def _held_bytes(layer: LayerBytes, layout: LayoutCandidate, passes: float) -> float:
@@ -175,10 +173,10 @@ def _held_bytes(layer: LayerBytes, layout: LayoutCandidate, passes: float) -> fl
     One program puts off gradients of weights only in the memory that the forwards need and one
     chunk's backward (`geojax.pipeline.earlier_weights`); islands follow the schedule.
     """
-    if layout.join == "islands":
+    if layout.dc.join == "islands":
         return passes * layer.in_backward
     more = layer.in_backward - layer.before_backward
-    return passes * layer.before_backward + more / layout.virtual_stages
+    return passes * layer.before_backward + more / layout.pipeline.virtual_stages
 
 
 def held_at_once(
@@ -186,7 +184,6 @@ def held_at_once(
     layout: LayoutCandidate,
     usable_bytes: float,
     *,
-    sequence_length: int,
     optimizer: OptimizerSettings | None = None,
 ) -> int:
     """Return the microbatches that a site with a runtime of its own holds at once, in role data.
@@ -195,14 +192,12 @@ def held_at_once(
         model: the model.
         layout: its layout.
         usable_bytes: memory of an accelerator that a step may fill; infinite where it is not known.
-        sequence_length: tokens of a sequence.
         optimizer: the optimizer; None: AdamW.
     """
-    most = min(layout.memory_limit or layout.microbatches, layout.microbatches)
+    most = min(layout.pipeline.memory_limit or layout.batch.microbatches, layout.batch.microbatches)
     one = layout_memory(
         model,
-        dataclasses.replace(layout, memory_limit=1),
-        sequence_length=sequence_length,
+        layout.changed(pipeline={"memory_limit": 1}),
         optimizer=optimizer,
     )
     more = (usable_bytes - one.bytes) / one.activations
@@ -220,8 +215,8 @@ def bucket_layers(
         layer_parameters: parameters of a layer that a rank of `tensor` holds.
         device_bytes: memory of an accelerator.
     """
-    if layout.bucket_layers != "auto":
-        return layout.bucket_layers
+    if layout.communication.bucket_layers != "auto":
+        return layout.communication.bucket_layers
     twice = 2 * policy(layout.precision).reduce_dtype.itemsize * layer_parameters
     layers = model.num_stacked_layers
     room = MEMORY_SHARE * device_bytes
@@ -238,12 +233,12 @@ def pairs_in_flight(layout: LayoutCandidate) -> int:
     """
     stages, virtual, microbatches = (
         layout.pipeline_stages,
-        layout.virtual_stages,
-        layout.microbatches,
+        layout.pipeline.virtual_stages,
+        layout.batch.microbatches,
     )
-    cuts = layout.dc - 1 if layout.dc_role == "stage" else 0
+    cuts = layout.mesh.dc - 1 if layout.dc.role == "stage" else 0
     there_and_back = 2 * stages - 1
-    match layout.schedule:
+    match layout.pipeline.schedule:
         case "gpipe":
             pairs = microbatches * virtual
         case "branch_free" | "geopipe":
@@ -264,7 +259,7 @@ def pairs_in_flight(layout: LayoutCandidate) -> int:
             pairs = 2 * stages
         case _:
             pairs = there_and_back
-    limit = microbatches if layout.memory_limit is None else layout.memory_limit
+    limit = microbatches if layout.pipeline.memory_limit is None else layout.pipeline.memory_limit
     return min(pairs, limit * virtual, microbatches * virtual)
 
 
@@ -291,21 +286,20 @@ class HeldParameters:
         return self.layers * self.layer + self.tables + self.head
 
 
-def held_parameters(
-    model: ModelConfig, layout: LayoutCandidate, sequence_length: int
-) -> HeldParameters:
+def held_parameters(model: ModelConfig, layout: LayoutCandidate) -> HeldParameters:
     """Count the parameters that a rank computes with."""
     sizes = _sizes(model)
-    tensor = layout.tensor
+    tensor = layout.mesh.tensor
     shared_kv = max(1, min(tensor, model.num_key_value_heads))
-    experts = sizes.experts / (layout.expert * tensor)
+    experts = sizes.experts / (layout.mesh.expert * tensor)
     layer = sizes.replicated + sizes.sharded / tensor + sizes.key_value / shared_kv + experts
     table = math.ceil(model.vocab_size / tensor) * model.hidden_size
     layers = model.num_stacked_layers
     if layout.pipeline_stages > 1:
-        chunks = layout.pipeline_stages * layout.virtual_stages
-        given = layout.layers or _balanced(model, sequence_length, chunks, layout.remat)
-        layers = layout.virtual_stages * max(given)
+        chunks = layout.pipeline_stages * layout.pipeline.virtual_stages
+        length = layout.batch.sequence_length
+        given = layout.pipeline.layers or _balanced(model, length, chunks, layout.remat)
+        layers = layout.pipeline.virtual_stages * max(given)
     modules = model.num_nextn_predict_layers
     later = modules * (layer + 2 * model.hidden_size**2)
     return HeldParameters(
@@ -368,33 +362,31 @@ def optimizer_bytes(model: ModelConfig, optimizer: OptimizerSettings, dtype: Any
 
 
 def _reduces_early(layout: LayoutCandidate) -> bool:
-    crosses = layout.dc > 1 and layout.dc_role == "data"
-    return crosses and layout.overlap_grad_reduce is not False
+    crosses = layout.mesh.dc > 1 and layout.dc.role == "data"
+    return crosses and layout.communication.overlap_grad_reduce is not False
 
 
 def _has_error_feedback(layout: LayoutCandidate) -> bool:
-    return layout.gradient_compression == "int8" and layout.dc > 1
+    return layout.communication.gradient_compression == "int8" and layout.mesh.dc > 1
 
 
-def _head_bytes(
-    model: ModelConfig, layout: LayoutCandidate, sequence_length: int, gradient_bytes: float
-) -> float:
+def _head_bytes(model: ModelConfig, layout: LayoutCandidate, gradient_bytes: float) -> float:
     """Return the bytes of a chunk's logits and their gradients; sums of several chunks beside."""
-    tokens = math.ceil(tokens_of_microbatch(layout, sequence_length))
-    columns = math.ceil(model.vocab_size / layout.tensor)
+    tokens = math.ceil(tokens_of_microbatch(layout))
+    columns = math.ceil(model.vocab_size / layout.mesh.tensor)
     count, size = chunk_plan(tokens, columns, 4)
     stream = tokens * model.hidden_size * itemsize(layout)
     return size * columns * 4 + 2 * stream + (gradient_bytes if count > 1 else 0)
 
 
-def _backward_bytes(model: ModelConfig, layout: LayoutCandidate, sequence_length: int) -> float:
+def _backward_bytes(model: ModelConfig, layout: LayoutCandidate) -> float:
     """Return the temporary bytes of one layer's backward pass."""
-    tokens = tokens_of_microbatch(layout, sequence_length)
+    tokens = tokens_of_microbatch(layout)
     if model.is_moe:
         dispatched = model.num_experts_per_tok * tokens * model.hidden_size * itemsize(layout)
         return DISPATCH_BUFFERS * dispatched
-    inner = inner_bytes(model, layout, sequence_length)
+    inner = inner_bytes(model, layout)
     if layout.remat != "full":
         return inner
-    none = dataclasses.replace(layout, remat="none")
-    return inner + kept_bytes(model, none, sequence_length)
+    none = layout.changed(remat="none")
+    return inner + kept_bytes(model, none)

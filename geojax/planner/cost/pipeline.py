@@ -75,7 +75,7 @@ def pipeline_time(
     cuts = sum(hop.link is not None for hop in costs.hops)
     if not cuts:
         return PipelineTime(seconds, seconds, 0.0)
-    messages = 2.0 * layout.microbatches * cuts / (layout.dc - 1)
+    messages = 2.0 * layout.batch.microbatches * cuts / (layout.mesh.dc - 1)
     if lock_step:
         sent = functools.partial(_sent_in_ticks, chosen_by=chosen_by)
         messages = _extrapolated(layout, placement, costs, sent)
@@ -94,15 +94,15 @@ def small_program(
         chosen_by: the figures by which the program chooses its ticks.
     """
     few, _ = _few(layout, chosen_by.costs)
-    table = _table_in_memory(layout, placement, chosen_by, min(few, layout.microbatches))
-    return _program(table, schedule_entry(layout.schedule).branch_free)
+    table = _table_in_memory(layout, placement, chosen_by, min(few, layout.batch.microbatches))
+    return _program(table, schedule_entry(layout.pipeline.schedule).branch_free)
 
 
 def _extrapolated(
     layout: LayoutCandidate, placement: Placement, costs: Costs, figure: Callable[..., float]
 ) -> float:
     """Return a figure of an iteration that grows evenly with its microbatches."""
-    microbatches = layout.microbatches
+    microbatches = layout.batch.microbatches
     few, more = _few(layout, costs)
     run = functools.partial(figure, layout, placement, costs)
     if microbatches <= more:
@@ -116,7 +116,7 @@ def _few(layout: LayoutCandidate, costs: Costs) -> tuple[int, int]:
     stages, group = layout.pipeline_stages, max(layout.stages_per_site)
     busiest = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
     round_trip = 2 * sum(hop.seconds for hop in costs.hops if hop.link is not None)
-    ahead = math.ceil(round_trip / (busiest * layout.virtual_stages))
+    ahead = math.ceil(round_trip / (busiest * layout.pipeline.virtual_stages))
     groups = -(-(stages + ahead) // group)
     if round_trip:  # waits for a link go round the stages before they repeat
         groups *= 2
@@ -132,13 +132,17 @@ def _by_events(
     chosen_by: ChosenBy,
     late_receives: bool,
 ) -> float:
-    by_events = ORDERS[layout.schedule].by_events
+    by_events = ORDERS[layout.pipeline.schedule].by_events
     if by_events is None:
         schedule = _chosen_table(layout, placement, chosen_by.costs, microbatches).schedule
     else:
-        limit = layout.memory_limit or microbatches
+        limit = layout.pipeline.memory_limit or microbatches
         request = EventRequest(
-            layout.stages_per_site, microbatches, chosen_by.costs, limit, layout.virtual_stages
+            layout.stages_per_site,
+            microbatches,
+            chosen_by.costs,
+            limit,
+            layout.pipeline.virtual_stages,
         )
         schedule = by_events(request)
     return iteration_seconds(schedule, costs, late_receives=late_receives)
@@ -165,7 +169,7 @@ def _sent_in_ticks(
 ) -> float:
     """Count the ticks of the channels that cross a cut; `costs` say nothing of them."""
     table = _table_in_memory(layout, placement, chosen_by, microbatches)
-    program = _program(table, schedule_entry(layout.schedule).branch_free)
+    program = _program(table, schedule_entry(layout.pipeline.schedule).branch_free)
     site_of = layout.site_of_stages
     crossing = {
         number
@@ -192,16 +196,19 @@ def _chosen_table(
     layout: LayoutCandidate, placement: Placement, costs: Costs, microbatches: int
 ) -> TickTable:
     """Return the tick table that a run chooses, with one or two ticks to a link."""
-    limit = layout.memory_limit and layout.memory_limit * layout.virtual_stages
+    limit = (
+        layout.pipeline.memory_limit
+        and layout.pipeline.memory_limit * layout.pipeline.virtual_stages
+    )
 
     def table(ticks: int) -> TickTable:
         hop_ticks = _hop_ticks(layout, placement, ticks)
         return fastest(
-            _candidates(layout.schedule, placement, microbatches, hop_ticks, limit), costs
+            _candidates(layout.pipeline.schedule, placement, microbatches, hop_ticks, limit), costs
         )
 
-    if layout.hop_ticks != "auto":
-        return table(layout.hop_ticks)
+    if layout.pipeline.hop_ticks != "auto":
+        return table(layout.pipeline.hop_ticks)
     return near_or_delayed(table, costs)
 
 

@@ -5,7 +5,6 @@ import functools
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from geojax.models import ModelConfig, model_flops
 from geojax.optim import OptimizerSettings
@@ -46,7 +45,6 @@ def predict(
     layout: LayoutCandidate,
     topology: Topology,
     *,
-    sequence_length: int,
     calibration: Calibration,
     execution: Execution = GEOJAX,
     optimizer: OptimizerSettings | None = None,
@@ -56,8 +54,7 @@ def predict(
     Args:
         model: the model.
         layout: how the run uses the topology.
-        topology: the sites, as many as `layout.dc`.
-        sequence_length: tokens of a sequence.
+        topology: the sites, as many as `layout.mesh.dc`.
         calibration: what accelerators and networks reach of their published rates.
         execution: the habits of the program.
         optimizer: the optimizer; None: AdamW.
@@ -68,10 +65,10 @@ def predict(
     """
     refuse_adapters(model)
     optimizer = optimizer or OptimizerSettings()
-    sites = site_pieces(model, layout, topology, sequence_length, calibration, execution)
+    sites = site_pieces(model, layout, topology, calibration, execution)
     steps = []
     for of_site, pieces, iteration, times in _unlike_iterations(
-        model, layout, topology, sequence_length, sites, execution, optimizer
+        model, layout, topology, sites, execution, optimizer
     ):
         step_work = StepWork(
             model,
@@ -82,7 +79,6 @@ def predict(
             times,
             execution,
             optimizer,
-            sequence_length,
         )
         steps.append((iteration, step_work.reduction()))
     slowest, reduced = max(
@@ -90,21 +86,21 @@ def predict(
     )
     terms = [*slowest.terms, *reduced.terms]
     cores = topology.sites[0].shared_cores
-    if cores is not None and layout.dc > 1:
+    if cores is not None and layout.mesh.dc > 1:
         of_cores = CoreCosts(cores, layout)
         terms += [of_cores.short_sums, of_cores.starts_of_programs(model)]
     step = _exposed(terms)
-    made: dict[str, Any] = dict(reduced.buckets)
+    made = layout.changed(communication=reduced.buckets)
     if layout.pipeline_stages > 1:
-        made["layers"] = slowest.work.layers
+        made = made.changed(pipeline={"layers": slowest.work.layers})
     return Prediction(
-        layout=dataclasses.replace(layout, **made),
+        layout=made,
         step_seconds=step,
         terms=tuple(terms),
-        model_flops_utilization=_utilization(model, layout, topology, sequence_length, step),
+        model_flops_utilization=_utilization(model, layout, topology, step),
         bubble_fraction=slowest.bubble / step,
         links=tuple(_links(layout, topology, slowest, reduced)),
-        memory_bytes=_memory_bytes(model, layout, topology, sequence_length, optimizer),
+        memory_bytes=_memory_bytes(model, layout, topology, optimizer),
         relative_error=_relative_error(model, layout, topology),
         not_modelled=NOT_MODELLED + (NOT_MODELLED_ON_SHARED_CORES if cores is not None else ()),
     )
@@ -135,7 +131,6 @@ def compute_times(
     layout: LayoutCandidate,
     topology: Topology,
     *,
-    sequence_length: int,
     calibration: Calibration,
     optimizer: OptimizerSettings | None = None,
 ) -> ComputeTimes:
@@ -143,11 +138,9 @@ def compute_times(
 
     Args and errors are those of `predict`, but that a model may have adapters.
     """
-    sites = site_pieces(model, layout, topology, sequence_length, calibration, GEOJAX)
+    sites = site_pieces(model, layout, topology, calibration, GEOJAX)
     optimizer = optimizer or OptimizerSettings()
-    iterations = _unlike_iterations(
-        model, layout, topology, sequence_length, sites, GEOJAX, optimizer
-    )
+    iterations = _unlike_iterations(model, layout, topology, sites, GEOJAX, optimizer)
     return max((times for *_, times in iterations), key=lambda times: times.compute_seconds)
 
 
@@ -155,7 +148,6 @@ def _unlike_iterations(
     model: ModelConfig,
     layout: LayoutCandidate,
     topology: Topology,
-    sequence_length: int,
     sites: Sequence[SitePieces],
     execution: Execution,
     optimizer: OptimizerSettings,
@@ -167,11 +159,11 @@ def _unlike_iterations(
     }
     run = functools.partial(_iteration, model)
     through_all = None
-    if layout.dc_role == "stage":
-        through_all = run(layout, topology, sequence_length, sites, execution)
-    held = _held(model, layout, topology, sequence_length, optimizer)
+    if layout.dc.role == "stage":
+        through_all = run(layout, topology, sites, execution)
+    held = _held(model, layout, topology, optimizer)
     for (of_site, *_), pieces in unlike.items():
-        iteration = through_all or run(of_site, topology, sequence_length, [pieces], execution)
+        iteration = through_all or run(of_site, topology, [pieces], execution)
         times = ComputeTimes(
             iteration.seconds,
             sum(piece.forward for piece in pieces.layer),
@@ -185,15 +177,13 @@ def _iteration(
     model: ModelConfig,
     layout: LayoutCandidate,
     topology: Topology,
-    sequence_length: int,
     sites: Sequence[SitePieces],
     execution: Execution,
 ) -> _Iteration:
     # Of other programs the orders are known, and timed by the same costs.
-    length = sequence_length if execution.lock_step else None
-    work = chunk_work(model, layout, topology, sites, length)
+    work = chunk_work(model, layout, topology, sites, looks_at_memory=execution.lock_step)
     terms = list(_compute_terms(layout, work))
-    if layout.pipeline_stages > 1 and schedule_entry(layout.schedule).split_backward:
+    if layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward:
         terms.append(_split_term(layout, work))
     busiest = sum(term.exposed_seconds for term in terms)
     seconds, hops = busiest, 0.0
@@ -215,18 +205,18 @@ def _pipeline_time(
         pipeline_time,
         layout,
         work.placement,
-        lock_step=execution.lock_step and layout.join == "one_program",
+        lock_step=execution.lock_step and layout.dc.join == "one_program",
         late_receives=execution.late_receives,
         chosen_by=work.chosen_by,
     )
     cores, link = topology.sites[0].shared_cores, None
-    if cores is not None and layout.dc_role == "stage":
+    if cores is not None and layout.dc.role == "stage":
         link = link_share(topology, layout.devices_per_stage)
     if cores is None or link is None:
         return run(work.costs)
     costs = CoreCosts(cores, layout, link.bytes_per_second)
     hop_bytes = sites[0].hop[0].bytes / 2
-    if layout.join == "islands":
+    if layout.dc.join == "islands":
         return run(costs.with_hops(work.costs, hop_bytes))
     made = run(work.costs)
     exposed = costs.exposed_hops_seconds(made.link_messages, hop_bytes, made.inside_sites)
@@ -238,7 +228,7 @@ def _compute_terms(layout: LayoutCandidate, work: ChunkWork) -> Iterator[Term]:
     by_name: dict[str, Term] = {}
     for piece in work.busiest:
         before = by_name.get(piece.name)
-        all_of = piece.times(layout.microbatches)
+        all_of = piece.times(layout.batch.microbatches)
         by_name[piece.name] = Term(
             piece.name,
             all_of.exposed + all_of.hidden + (before.seconds if before else 0.0),
@@ -254,7 +244,7 @@ def _compute_terms(layout: LayoutCandidate, work: ChunkWork) -> Iterator[Term]:
 def _split_term(layout: LayoutCandidate, work: ChunkWork) -> Term:
     """Return what the halves of the busiest stage's backwards take longer than the whole."""
     halves = sum(piece.backward + piece.weight for piece in work.busiest)
-    longer = work.costs.split_surcharge * halves * layout.microbatches
+    longer = work.costs.split_surcharge * halves * layout.batch.microbatches
     return Term(
         "split backward",
         longer,
@@ -278,7 +268,7 @@ def _pipeline_terms(
         time.inside_sites - busiest,
         "the simulated iteration without the busiest stage's work (geojax.pipeline.simulation)",
     )
-    if layout.dc_role == "stage" and layout.dc > 1:
+    if layout.dc.role == "stage" and layout.mesh.dc > 1:
         (hop,) = sites[0].hop
         waited = max(time.seconds - time.inside_sites, 0.0)
         longest = max(hop.seconds for hop in work.costs.hops if hop.link is not None)
@@ -298,7 +288,6 @@ def _utilization(
     model: ModelConfig,
     layout: LayoutCandidate,
     topology: Topology,
-    sequence_length: int,
     step: float,
 ) -> float | None:
     """Return model FLOPs over the peaks of the accelerators in use, in the compute dtype."""
@@ -308,15 +297,15 @@ def _utilization(
         return None
     devices = layout.devices_per_site
     peak = sum(count * peak for count, peak in zip(devices, peaks, strict=True) if peak)
-    tokens = layout.global_batch_size * sequence_length
-    return model_flops(model, sequence_length) * tokens / (peak * step)
+    length = layout.batch.sequence_length
+    tokens = layout.batch.global_batch_size * length
+    return model_flops(model, length) * tokens / (peak * step)
 
 
 def _memory_bytes(
     model: ModelConfig,
     layout: LayoutCandidate,
     topology: Topology,
-    sequence_length: int,
     optimizer: OptimizerSettings,
 ) -> float:
     """Return the memory of the fullest device, of the site where it holds most."""
@@ -324,7 +313,6 @@ def _memory_bytes(
         layout_memory(
             model,
             layout.of_site(index),
-            sequence_length=sequence_length,
             device_bytes=site.accelerator.memory_bytes or math.inf,
             optimizer=optimizer,
         ).bytes
@@ -336,20 +324,17 @@ def _held(
     model: ModelConfig,
     layout: LayoutCandidate,
     topology: Topology,
-    sequence_length: int,
     optimizer: OptimizerSettings,
 ) -> int:
     """Return the microbatches that each replica with a runtime of its own holds at once."""
-    if layout.join != "islands" or layout.dc_role != "data":
+    if layout.dc.join != "islands" or layout.dc.role != "data":
         return 1
     held = []
     for index, site in enumerate(topology.sites):
         usable = usable_memory(site.accelerator, os.environ)
         of_site = layout.of_site(index)
         room = math.inf if usable is None else usable.bytes
-        held.append(
-            held_at_once(model, of_site, room, sequence_length=sequence_length, optimizer=optimizer)
-        )
+        held.append(held_at_once(model, of_site, room, optimizer=optimizer))
     return min(held)
 
 
@@ -373,19 +358,19 @@ def _links(
     layout: LayoutCandidate, topology: Topology, slowest: _Iteration, reduced: StepReduction
 ) -> Iterator[LinkUse]:
     """Yield each direction of the links that something crosses."""
-    if layout.dc == 1:
+    if layout.mesh.dc == 1:
         return
     names = topology.site_names
-    if layout.dc_role == "stage":
-        pairs = [(a, a + 1) for a in range(layout.dc - 1)]
+    if layout.dc.role == "stage":
+        pairs = [(a, a + 1) for a in range(layout.mesh.dc - 1)]
         pairs += [(b, a) for a, b in pairs]
         (hop,) = slowest.sites[0].hop
         messages = slowest.hops / 2
         sent = hop.bytes / 2 * messages
         senders = layout.devices_per_stage
     else:
-        pairs = [(a, b) for a in range(layout.dc) for b in range(layout.dc) if a != b]
-        sent = reduced.link_bytes / (layout.dc - 1)
+        pairs = [(a, b) for a in range(layout.mesh.dc) for b in range(layout.mesh.dc) if a != b]
+        sent = reduced.link_bytes / (layout.mesh.dc - 1)
         messages = reduced.link_messages
         senders = slowest.layout.devices_per_site[0]
     for source, target in pairs:

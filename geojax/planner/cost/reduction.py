@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -34,7 +34,7 @@ from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
 
 
-def step_plan(layout: LayoutCandidate, work: ChunkWork, sequence_length: int) -> StepPlan:
+def step_plan(layout: LayoutCandidate, work: ChunkWork) -> StepPlan:
     """Return the layout as the plan of a step on a mesh without devices.
 
     Buckets that are left open are as long as a leaf: `_over_link` chooses those that cross a link.
@@ -42,21 +42,25 @@ def step_plan(layout: LayoutCandidate, work: ChunkWork, sequence_length: int) ->
     staged = ticks = None
     if layout.pipeline_stages > 1:
         staged = StagedLayers(work.placement, work.layers)
-    if staged is not None and layout.dc > 1 and layout.dc_role == "data":
+    if staged is not None and layout.mesh.dc > 1 and layout.dc.role == "data":
         ticks = small_program(layout, work.placement, work.chosen_by)
-    crosses = layout.dc > 1 and layout.dc_role == "data"
-    given = layout.bucket_bytes
+    crosses = layout.mesh.dc > 1 and layout.dc.role == "data"
+    communication = layout.communication
     return StepPlan(
         mesh=abstract_mesh(layout.mesh_sizes, platform="gpu"),
         policy=policy(layout.precision),
-        layout=layout.sections(sequence_length),
-        bucket_bytes=None if given == "auto" else given,
-        wire_format=wire_format(layout.gradient_compression) if crosses else None,
-        overlap_grad_reduce=layout.overlap_grad_reduce is True,
-        bucket_layers=1 if layout.bucket_layers == "auto" else layout.bucket_layers,
+        layout=layout,
+        bucket_bytes=_unless_auto(communication.bucket_bytes, None),
+        wire_format=wire_format(communication.gradient_compression) if crosses else None,
+        overlap_grad_reduce=communication.overlap_grad_reduce is True,
+        bucket_layers=_unless_auto(communication.bucket_layers, 1),
         staged_layers=staged,
         tick_program=ticks,
     )
+
+
+def _unless_auto(given: int | Literal["auto"] | None, auto: Any) -> Any:
+    return auto if given == "auto" else given
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +72,7 @@ class StepReduction:
     """Bytes that a device sends to the other sites."""
     link_messages: float = 0.0
     buckets: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of the layout that were chosen by the link."""
+    """Settings of the layout's `communication` that were chosen by the link."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +88,6 @@ class StepWork:
     times: ComputeTimes
     execution: Execution
     optimizer: OptimizerSettings
-    sequence_length: int
-    """Tokens of a sequence."""
 
     def reduction(self) -> StepReduction:
         """Time what follows and precedes the microbatches.
@@ -93,10 +95,10 @@ class StepWork:
         Raises:
             UserError: the topology lacks a link.
         """
-        plan = step_plan(self.layout, self.work, self.sequence_length)
+        plan = step_plan(self.layout, self.work)
         layouts = parameter_layouts(self.model, plan)
         sums = None
-        if self.layout.dc > 1 and self.layout.dc_role == "data":
+        if self.layout.mesh.dc > 1 and self.layout.dc.role == "data":
             sums = link_sums(self.model, self.layout, self.topology, layouts, plan, self.times)
             plan = sums.plan
         weights = predicted_weight_bytes(self.model, layouts, plan)

@@ -54,9 +54,9 @@ class CoreCosts:
         Pipelines that share a core take turns: while one waits for its message, the others compute.
         Only the first microbatch's way there and the last one's way back have nothing beside them.
         """
-        turns = max(1.0, min(self.cores.devices_per_core, self.layout.data))
+        turns = max(1.0, min(self.cores.devices_per_core, self.layout.mesh.data))
         beside = (1 - 1 / turns) * compute_seconds
-        message, alone = self.message_seconds(hop_bytes), 2 * (self.layout.dc - 1)
+        message, alone = self.message_seconds(hop_bytes), 2 * (self.layout.mesh.dc - 1)
         return max(alone * message, messages * message - beside)
 
     def sums_seconds(self, messages: Iterable[float]) -> float:
@@ -74,7 +74,7 @@ class CoreCosts:
         return self.processor_seconds(sent_bytes) + self._encode_seconds(sent_bytes)
 
     def _encode_seconds(self, sent_bytes: float) -> float:
-        name = self.layout.gradient_compression
+        name = self.layout.communication.gradient_compression
         wire = wire_format(name) or FLOAT32
         per_number = wire.message_bytes(wire.block) / wire.block
         return sent_bytes / per_number * self.cores.encode_seconds_per_number[name]
@@ -99,10 +99,10 @@ class CoreCosts:
     @property
     def short_sums(self) -> Term:
         """The sums of a few bytes; islands exchange theirs in one message."""
-        if self.layout.join == "islands":
+        if self.layout.dc.join == "islands":
             took, count = self.cores.message_seconds / 2, 1
         else:
-            count = SHORT_SUMS[self.layout.dc_role]
+            count = SHORT_SUMS[self.layout.dc.role]
             took = count * self.cores.message_seconds
         return Term("short sums", took, took, _SOURCE, 0.0, count, "between_sites")
 
@@ -117,12 +117,12 @@ class CoreCosts:
     def _programs(self, model: ModelConfig) -> int:
         """Count the programs that the host of a stage starts in a step."""
         layout = self.layout
-        if layout.join == "one_program":
+        if layout.dc.join == "one_program":
             return 1
-        chunks, passes = layout.virtual_stages, 2
-        if layout.dc_role == "data":
-            chunks = bucket_count(model.num_stacked_layers, layout.bucket_layers)
-        elif schedule_entry(layout.schedule).split_backward:
+        chunks, passes = layout.pipeline.virtual_stages, 2
+        if layout.dc.role == "data":
+            chunks = bucket_count(model.num_stacked_layers, layout.communication.bucket_layers)
+        elif schedule_entry(layout.pipeline.schedule).split_backward:
             passes = 3
         sums, update = 2 * chunks, 3  # reduced and added; of scalars too, and the update
-        return passes * chunks * layout.microbatches + sums + update
+        return passes * chunks * layout.batch.microbatches + sums + update

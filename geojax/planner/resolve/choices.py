@@ -42,9 +42,4 @@ def settled_layout(plan: StepPlan) -> Layout:
 
 def settled(layout: Layout, buckets: Mapping[str, Any], hop_ticks: int) -> Layout:
     """Return a layout with these buckets, by the names of its settings, and ticks of hops."""
-    return layout.model_copy(
-        update={
-            "communication": layout.communication.model_copy(update=buckets),
-            "pipeline": layout.pipeline.model_copy(update={"hop_ticks": hop_ticks}),
-        }
-    )
+    return layout.changed(communication=buckets, pipeline={"hop_ticks": hop_ticks})

@@ -93,8 +93,8 @@ def costs_of_stages(config: RunConfig) -> Costs:
         UserError: there is no topology, or it does not say enough.
     """
     layout = layout_of_run(config)
-    if layout.virtual_stages > 1:
-        layout = dataclasses.replace(layout, virtual_stages=1, layers=None, schedule="1f1b")
+    if layout.pipeline.virtual_stages > 1:
+        layout = layout.changed(pipeline={"virtual_stages": 1, "layers": None, "schedule": "1f1b"})
     return _costs(config, layout)
 
 
@@ -103,11 +103,10 @@ def _costs(config: RunConfig, layout: LayoutCandidate) -> Costs:
     topology = config.load_topology()
     if topology is None:
         raise UserError("there is no topology")
-    length = config.batch.sequence_length
-    sites = site_pieces(config.model, layout, topology, length, Calibration(), GEOJAX)
-    if layout.dc_role == "data":  # a pipeline in each site
+    sites = site_pieces(config.model, layout, topology, Calibration(), GEOJAX)
+    if layout.dc.role == "data":  # a pipeline in each site
         layout, sites = layout.of_site(0), sites[:1]
-    return chunk_work(config.model, layout, topology, sites, length).costs
+    return chunk_work(config.model, layout, topology, sites).costs
 
 
 def hop_exposure(config: RunConfig, plan: StepPlan) -> HopExposure | None:

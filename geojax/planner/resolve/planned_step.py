@@ -96,11 +96,9 @@ class PlannedStep:
         """
         layout = planned_layout(config, plan)
         topology = target.topology(config.mesh.dc, config.load_topology())
-        length = config.batch.sequence_length
         memory = layout_memory(
             config.model,
             layout,
-            sequence_length=length,
             device_bytes=target.accelerator.memory_bytes or math.inf,
             optimizer=config.optimizer,
         )
@@ -133,7 +131,6 @@ def _product_flops(
     ticks = plan.tick_program
     if config.model.is_moe or (ticks is not None and ticks.ticks.schedule.split_backward):
         return None
-    length, site = config.batch.sequence_length, topology.sites[0]
-    times = LayerTimes(config.model, layout, length, site, Calibration(), GEOJAX)
+    times = LayerTimes(config.model, layout, topology.sites[0], Calibration(), GEOJAX)
     layers = layers_of_pass(config.model, plan)
     return passes_of(plan) * (layers * times.product_flops + times.head_flops)

@@ -1,9 +1,10 @@
-"""The layout of a run: read from its config, and written as settings of one."""
+"""The layout of a run as the cost model takes it, and as settings of a config."""
 
-import dataclasses
 from typing import Any
 
+from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
+from geojax.planner.buckets import CHOSEN
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.step.plan import StepPlan
@@ -11,56 +12,19 @@ from geojax.step.plan import StepPlan
 
 def planned_layout(config: RunConfig, plan: StepPlan) -> LayoutCandidate:
     """Return the layout of `config` with the layers and buckets that its step `plan` has."""
-    return dataclasses.replace(
-        layout_of_run(config),
-        layers=plan.staged_layers.layers_per_chunk if plan.staged_layers else None,
-        bucket_bytes=plan.bucket_bytes,
-        overlap_grad_reduce=plan.overlap_grad_reduce,
-        bucket_layers=plan.bucket_layers,
-    )
+    layers = plan.staged_layers.layers_per_chunk if plan.staged_layers else None
+    buckets = {name: getattr(plan, name) for name in CHOSEN}
+    return LayoutCandidate.of(config).changed(pipeline={"layers": layers}, communication=buckets)
 
 
 def layout_of_run(config: RunConfig) -> LayoutCandidate:
     """Return the layout of `config`, with its layers; what it leaves to "auto" stays so."""
-    mesh, pipeline, communication = config.mesh, config.pipeline, config.communication
     staged = chosen_layers(config)
-    layout = LayoutCandidate(
-        dc=mesh.dc,
-        join=config.dc.join,
-        dc_role=config.dc.role,
-        pipeline_stages=config.pipeline_stages,
-        virtual_stages=pipeline.virtual_stages,
-        layers=None if staged is None else staged.layers_per_chunk,
-        data=mesh.data,
-        expert=mesh.expert,
-        context=mesh.context,
-        context_method=config.parallelism.context_method,
-        tensor=mesh.tensor,
-        sequence_parallel=config.parallelism.sequence,
-        zero_stage=config.zero.stage,
-        shard_across_sites=config.zero.across_sites,
-        reshard_after_forward=config.zero.reshard_after_forward,
-        microbatches=config.batch.microbatches,
-        microbatch_size=1,
-        remat=config.remat,
-        schedule=pipeline.schedule,
-        memory_limit=pipeline.memory_limit,
-        hop_ticks=pipeline.hop_ticks,
-        bucket_bytes=communication.bucket_bytes,
-        overlap_grad_reduce=communication.overlap_grad_reduce,
-        bucket_layers=communication.bucket_layers,
-        gradient_compression=communication.gradient_compression,
-        precision=config.precision,
-    )
-    size = config.batch.global_batch_size // layout.global_batch_size
-    return dataclasses.replace(layout, microbatch_size=size)
+    layers = None if staged is None else staged.layers_per_chunk
+    return LayoutCandidate.of(config).changed(pipeline={"layers": layers})
 
 
-def run_settings(layout: LayoutCandidate, sequence_length: int) -> dict[str, Any]:
-    """Return the settings of a run config that make its layout `layout`.
-
-    Args:
-        layout: of sites that are alike.
-        sequence_length: tokens of a sequence.
-    """
-    return layout.sections(sequence_length).model_dump(mode="json", exclude_unset=True)
+def run_settings(layout: LayoutCandidate) -> dict[str, Any]:
+    """Return the settings of a config that make its layout this one, of sites that are alike."""
+    sections = set(Layout.model_fields) - ({"pipeline"} if layout.pipeline_stages == 1 else set())
+    return layout.model_dump(mode="json", exclude_unset=True, include=sections)

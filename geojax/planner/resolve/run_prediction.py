@@ -33,7 +33,6 @@ def predict_run(
         config.model,
         layout or layout_of_run(config),
         topology,
-        sequence_length=config.batch.sequence_length,
         calibration=calibration or Calibration(),
         optimizer=config.optimizer,
     )
@@ -52,7 +51,6 @@ def compute_times_of_run(config: RunConfig) -> ComputeTimes:
         config.model,
         layout_of_run(config),
         topology,
-        sequence_length=config.batch.sequence_length,
         calibration=Calibration(),
         optimizer=config.optimizer,
     )

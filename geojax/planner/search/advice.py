@@ -74,7 +74,7 @@ def fits(request: PlanRequest) -> bool:
 def _thriftiest(request: PlanRequest) -> Iterator[LayoutCandidate]:
     """Yield each shape with the ZeRO stage and the remat that take least memory."""
     for shape in shapes(request, Counter()):
-        yield dataclasses.replace(shardings(shape)[-1], remat=request.remats[-1])
+        yield shardings(shape)[-1].changed(remat=request.remats[-1])
 
 
 def _fits(request: PlanRequest, layout: LayoutCandidate) -> bool:

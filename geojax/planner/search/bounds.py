@@ -46,23 +46,25 @@ class Bounds:
         layers, stages = self._request.model.num_stacked_layers, layout.pipeline_stages
         if stages == 1:
             return _replicas_seconds(layout, [work.of_model(layers) for work in works])
-        if layout.dc_role == "data":  # a pipeline in each site, of which the slowest counts
+        if layout.dc.role == "data":  # a pipeline in each site, of which the slowest counts
             works = (max(works, key=lambda work: work.layer),)
-        virtual = layout.virtual_stages
-        total = layout.microbatches * _busiest(works, layout.stages_per_site, virtual, layers)
-        split = schedule_entry(layout.schedule).split_backward
+        virtual = layout.pipeline.virtual_stages
+        total = layout.batch.microbatches * _busiest(works, layout.stages_per_site, virtual, layers)
+        split = schedule_entry(layout.pipeline.schedule).split_backward
         # Gradients of weights that can wait fill the way back.
         of_layer = min(work.forward_of_layer if split else work.layer for work in works)
         # A site that is slow may have as little as a layer in a chunk.
         chunk = (layers // (stages * virtual) if len(set(works)) == 1 else 1) * of_layer
         first, *others = layout.stages_per_site
         # A pipeline passes all chunks of a site before it crosses to the next one.
-        ahead = first - 1 + sum(others) * (virtual if layout.schedule == "interleaved" else 1)
+        ahead = (
+            first - 1 + sum(others) * (virtual if layout.pipeline.schedule == "interleaved" else 1)
+        )
         return total + ahead * chunk + self._after_backward(layout)
 
     def _after_backward(self, layout: LayoutCandidate) -> float:
         """Return the time of weights and gradients of a pipeline, which nothing in it hides."""
-        held = held_parameters(self._request.model, layout, self._request.sequence_length)
+        held = held_parameters(self._request.model, layout)
         group = max(
             (
                 SiteNetworks(site, layout.mesh_sizes, self._calibration).group(("data", "expert"))
@@ -73,14 +75,14 @@ class Bounds:
         dtypes = policy(layout.precision)
         gathered = dtypes.compute_dtype.itemsize + dtypes.reduce_dtype.itemsize
         seconds = group.seconds(gathered * held.all * (1 - 1 / group.ranks), 0)
-        if layout.dc_role == "stage" or self._link is None:
+        if layout.dc.role == "stage" or self._link is None:
             return seconds
-        last = held.layers * held.layer / layout.virtual_stages
-        wire = wire_format(layout.gradient_compression)
+        last = held.layers * held.layer / layout.pipeline.virtual_stages
+        wire = wire_format(layout.communication.gradient_compression)
         itemsize: float = dtypes.reduce_dtype.itemsize
         if wire is not None:
             itemsize = wire.message_bytes(2**20) / 2**20
-        elif layout.join == "one_program":
+        elif layout.dc.join == "one_program":
             # With state sharded over sites half of the gradients go, and half of the weights.
             itemsize = min(itemsize, gathered / 2)
         return seconds + itemsize * last / group.ranks / self._link.bytes_per_second
@@ -89,12 +91,12 @@ class Bounds:
 def _replicas_seconds(layout: LayoutCandidate, seconds: Sequence[float]) -> float:
     """Return the time of all sequences in sites that take so long for a microbatch."""
     if layout.site_shares is None:
-        return layout.microbatches * max(seconds)
-    ranks = layout.expert * layout.microbatch_size
+        return layout.batch.microbatches * max(seconds)
+    ranks = layout.mesh.expert * layout.microbatch_size
     rate = sum(
         share.data * ranks / each for share, each in zip(layout.site_shares, seconds, strict=True)
     )
-    return layout.global_batch_size / rate
+    return layout.batch.global_batch_size / rate
 
 
 def _busiest(

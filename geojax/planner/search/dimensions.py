@@ -52,7 +52,7 @@ class Dimension(NamedTuple):
 
     name: str
     fields: tuple[str, ...]
-    """Fields of a `LayoutCandidate` that say it."""
+    """Settings of a layout that say it, by dotted key; and `site_shares`."""
     left_out: Callable[[PlanRequest], str | None] = _searched
     """Returns the reason why a request has it not searched; None: it is, or there is none."""
 
@@ -60,36 +60,49 @@ class Dimension(NamedTuple):
 _NUMERICS = "since others change numerics"
 
 DIMENSIONS = (
-    Dimension("join", ("join",), _between_sites(_if_several("joins", "of --joins"))),
-    Dimension("role", ("dc_role",), _between_sites(_if_several("roles", "of --roles"))),
-    Dimension("stages", ("pipeline_stages",)),
-    Dimension("virtual stages", ("virtual_stages",)),
-    Dimension("layers of a chunk", ("layers",)),
-    Dimension("tensor", ("tensor",)),
-    Dimension("context", ("context", "context_method"), _context),
-    Dimension("expert", ("expert",)),
-    Dimension("data", ("data",)),
-    Dimension("ZeRO stage", ("zero_stage", "reshard_after_forward")),
-    Dimension("sharding across sites", ("shard_across_sites",), _between_sites(_across_sites)),
-    Dimension("microbatches", ("microbatch_size", "microbatches")),
+    Dimension("join", ("dc.join",), _between_sites(_if_several("joins", "of --joins"))),
+    Dimension("role", ("dc.role",), _between_sites(_if_several("roles", "of --roles"))),
+    Dimension("stages", ("mesh.stage",)),
+    Dimension("virtual stages", ("pipeline.virtual_stages",)),
+    Dimension("layers of a chunk", ("pipeline.layers",)),
+    Dimension("tensor", ("mesh.tensor",)),
+    Dimension("context", ("mesh.context", "parallelism.context_method"), _context),
+    Dimension("expert", ("mesh.expert",)),
+    Dimension("data", ("mesh.data",)),
+    Dimension("ZeRO stage", ("zero.stage", "zero.reshard_after_forward")),
+    Dimension("sharding across sites", ("zero.across_sites",), _between_sites(_across_sites)),
+    Dimension("microbatches", ("batch.microbatches",)),
     Dimension("remat", ("remat",), _if_several("remats", "that of the measured times")),
-    Dimension("schedule", ("schedule",)),
-    Dimension("memory limit", ("memory_limit",)),
-    Dimension("buckets", ("bucket_bytes", "bucket_layers", "overlap_grad_reduce")),
+    Dimension("schedule", ("pipeline.schedule",)),
+    Dimension("memory limit", ("pipeline.memory_limit",)),
+    Dimension(
+        "buckets",
+        (
+            "communication.bucket_bytes",
+            "communication.bucket_layers",
+            "communication.overlap_grad_reduce",
+        ),
+    ),
     Dimension(
         "compression",
-        ("gradient_compression",),
+        ("communication.gradient_compression",),
         _between_sites(_if_several("compressions", _NUMERICS)),
     ),
     Dimension("precision", ("precision",), _if_several("precisions", _NUMERICS)),
-    Dimension("memory limit in bytes", (), _always("the most microbatches that fit are")),
-    Dimension("hop ticks", ("hop_ticks",), _always("as a run takes one or two by the link")),
+    Dimension(
+        "memory limit in bytes",
+        ("pipeline.memory_limit_bytes",),
+        _always("the most microbatches that fit are"),
+    ),
+    Dimension(
+        "hop ticks", ("pipeline.hop_ticks",), _always("as a run takes one or two by the link")
+    ),
     Dimension(
         "sequence parallelism",
-        ("sequence_parallel",),
+        ("parallelism.sequence",),
         _always("on with tensor wherever it can be: no slower, in less memory"),
     ),
-    Dimension("sites", ("dc", "site_shares"), _always("all of the topology, by their speeds")),
+    Dimension("sites", ("mesh.dc", "site_shares"), _always("all of the topology, by their speeds")),
 )
 """Everything that a layout chooses."""
 

@@ -6,7 +6,6 @@ site has room for it, each with its own accelerators.
 """
 
 import bisect
-import dataclasses
 import operator
 from collections import Counter
 from collections.abc import Iterator
@@ -58,13 +57,13 @@ def fitting(
         for number, remat in enumerate(request.remats):
             if number >= least:
                 break  # a lower ZeRO stage fits with as little to compute again
-            layout = dataclasses.replace(sharded, remat=remat)
+            layout = sharded.changed(remat=remat)
             room = least_room(request, layout)
             if not room.fits and not fits_in_parts(request, layout):
                 refused["memory"] += 1
                 continue
             yield Fitting(layout, room.memory)
-            if layout.overlap_grad_reduce is not True:
+            if layout.communication.overlap_grad_reduce is not True:
                 least = number  # others may still gain by what they send early
             break
 
@@ -84,7 +83,7 @@ def least_room(request: PlanRequest, layout: LayoutCandidate) -> Room:
 
 def fits_in_parts(request: PlanRequest, layout: LayoutCandidate) -> bool:
     """Return True if unlike sites have room for all layers, each for as many as it can hold."""
-    if layout.dc_role == "data" or not request.has_unlike_accelerators:
+    if layout.dc.role == "data" or not request.has_unlike_accelerators:
         return False
     if not all(_room(request, layout, site, 1).fits for site in range(request.sites)):
         return False
@@ -94,7 +93,7 @@ def fits_in_parts(request: PlanRequest, layout: LayoutCandidate) -> bool:
 
 def least_room_in_parts(request: PlanRequest, layout: LayoutCandidate) -> Room:
     """Return the memory in the site where a layout leaves least, the layers dealt out by memory."""
-    if layout.dc_role == "data" or not request.has_unlike_accelerators:
+    if layout.dc.role == "data" or not request.has_unlike_accelerators:
         return least_room(request, layout)
     layers, sites = request.model.num_stacked_layers, layout.site_of_chunks
     chunks = [sites.count(site) for site in range(request.sites)]
@@ -128,10 +127,10 @@ def most_layers(request: PlanRequest, layout: LayoutCandidate) -> tuple[int, ...
 
 def _most_layers_held(layout: LayoutCandidate) -> list[int | None]:
     """Return the most layers of a chunk in each site; None where no chunk has been given any."""
-    if layout.layers is None or layout.dc_role == "data":
-        return [None] * layout.dc
-    most: list[int | None] = [0] * layout.dc
-    for site, count in zip(layout.site_of_chunks, layout.layers, strict=True):
+    if layout.pipeline.layers is None or layout.dc.role == "data":
+        return [None] * layout.mesh.dc
+    most: list[int | None] = [0] * layout.mesh.dc
+    for site, count in zip(layout.site_of_chunks, layout.pipeline.layers, strict=True):
         most[site] = max(most[site] or 0, count)
     return most
 
@@ -140,18 +139,19 @@ def _room(request: PlanRequest, layout: LayoutCandidate, number: int, layers: in
     """Return the memory in a site if each of its chunks has so many layers; None: as they have."""
     site, own = request.topology.sites[number], layout.of_site(number)
     if layers is not None:
-        chunks = own.pipeline_stages * own.virtual_stages
-        own = dataclasses.replace(own, layers=(layers,) * chunks)
-    if number and layout.dc_role == "stage" and layout.schedule == "1f1b":
+        chunks = own.pipeline_stages * own.pipeline.virtual_stages
+        own = own.changed(pipeline={"layers": (layers,) * chunks})
+    if number and layout.dc.role == "stage" and layout.pipeline.schedule == "1f1b":
         later = layout.pipeline_stages - sum(layout.stages_per_site[:number])
         # A stage holds a microbatch less than the one before, or two where no limit is given.
-        most = later if layout.memory_limit == layout.pipeline_stages else 2 * later - 1
-        own = dataclasses.replace(own, memory_limit=min(layout.memory_limit or most, most))
+        most = later if layout.pipeline.memory_limit == layout.pipeline_stages else 2 * later - 1
+        own = own.changed(
+            pipeline={"memory_limit": min(layout.pipeline.memory_limit or most, most)}
+        )
     usable = request.usable_bytes_in(site)
     memory = layout_memory(
         request.model,
         own,
-        sequence_length=request.sequence_length,
         device_bytes=site.accelerator.memory_bytes or usable,
         optimizer=request.optimizer,
     )
@@ -164,10 +164,10 @@ def shardings(shape: LayoutCandidate) -> list[LayoutCandidate]:
     stages: tuple[Literal[0, 1, 2, 3], ...] = (1,)
     if shape.pipeline_stages == 1:
         stages = (1, 2, 3)
-        if shape.dc > 1 and shape.dc_role == "data":
+        if shape.mesh.dc > 1 and shape.dc.role == "data":
             early = (True, False)
     return [
-        dataclasses.replace(shape, zero_stage=stage, overlap_grad_reduce=overlap)
+        shape.changed(zero={"stage": stage}, communication={"overlap_grad_reduce": overlap})
         for stage in stages
         for overlap in early
     ]

@@ -1,7 +1,5 @@
 """Efficiency of a layout beside one site that holds all accelerators."""
 
-import dataclasses
-
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.prediction import Prediction
 from geojax.planner.search.sensitivity import LayoutTimer
@@ -24,7 +22,7 @@ def one_site_efficiency(layout: LayoutCandidate, topology: Topology, timer: Layo
     for number, share in enumerate(_shares(layout)):
         own, like = layout, topology
         if _are_unlike(topology):
-            own = dataclasses.replace(layout.of_site(number), layers=None)
+            own = layout.of_site(number).changed(pipeline={"layers": None})
             like = _all_like(topology, topology.sites[number])
         alone = timer(own, like)
         rate += share / (alone.step_seconds - _exposed_between_sites(alone))
@@ -34,7 +32,7 @@ def one_site_efficiency(layout: LayoutCandidate, topology: Topology, timer: Layo
 def _shares(layout: LayoutCandidate) -> list[float]:
     """Return each site's share of the accelerators, with role data of the sequences."""
     sizes = list(layout.devices_per_site)
-    if layout.site_shares is not None and layout.dc_role == "data":
+    if layout.site_shares is not None and layout.dc.role == "data":
         sizes = [share.sequences for share in layout.site_shares]
     return [size / sum(sizes) for size in sizes]
 

@@ -23,52 +23,53 @@ from geojax.planner.search.site_work import SiteWork, SiteWorks
 
 
 def of_sites(
-    mesh: LayoutCandidate, parts: Sequence[int], *, unlike: bool
+    layout: LayoutCandidate, parts: Sequence[int], *, unlike: bool
 ) -> Iterator[LayoutCandidate]:
-    """Yield a mesh with the part of each site, where sites differ.
+    """Yield a layout with the part of each site, where sites differ.
 
     Sites of more accelerators have more stages, or more replicas. Of as many of another kind each
     may train on as many sequences, which `geojax train` runs, or on more where they are faster.
 
     Args:
-        mesh: layout of sites that all have the least common number of accelerators, pipelines
-            through them apart, and a sequence on each data-parallel rank.
+        layout: of sites that all have the least common number of accelerators.
         parts: accelerators of each site, in least common numbers.
         unlike: accelerators of some sites are of another kind.
     """
     alike = len(set(parts)) == 1
     if alike:
-        yield mesh
-    sequences = mesh.data * mesh.expert
-    if mesh.dc_role == "stage" and not alike:
-        stages = mesh.pipeline_stages // sum(parts)
-        shares = [SiteShare(part * stages, mesh.data, sequences) for part in parts]
-    elif mesh.dc_role == "data" and mesh.join == "islands" and (unlike or not alike):
-        shares = [
-            SiteShare(mesh.pipeline_stages, part * mesh.data, part * sequences) for part in parts
-        ]
+        yield layout
+    mesh, sequences = layout.mesh, layout.mesh.data * layout.mesh.expert
+    if layout.dc.role == "stage" and not alike:
+        shares = [SiteShare(part * mesh.stage, mesh.data, sequences) for part in parts]
+    elif layout.dc.role == "data" and layout.dc.join == "islands" and (unlike or not alike):
+        shares = [SiteShare(mesh.stage, part * mesh.data, part * sequences) for part in parts]
     else:
         return
-    yield dataclasses.replace(mesh, data=shares[0].data, site_shares=tuple(shares))
+    yield layout.with_shares(shares)
 
 
 def with_batch(
-    mesh: LayoutCandidate, global_batch_size: int, microbatch_size: int
+    layout: LayoutCandidate, global_batch_size: int, microbatch_size: int
 ) -> LayoutCandidate | None:
-    """Return a mesh with the microbatches of a global batch; None: it does not divide.
+    """Return a layout with the microbatches of a global batch; None: it does not divide.
 
     Args:
-        mesh: a layout without microbatches.
+        layout: its mesh, and the parts of its sites.
         global_batch_size: sequences of a step.
         microbatch_size: sequences of a microbatch on one data-parallel rank.
     """
-    sized = dataclasses.replace(mesh, microbatch_size=microbatch_size)
-    if mesh.site_shares is None or mesh.dc_role == "stage":
-        microbatches, rest = divmod(global_batch_size, mesh.data_ranks * microbatch_size)
-        if rest or not microbatches:
-            return None
-        return _with_stage_sequences(sized, microbatches)
-    return _with_sequences(sized, global_batch_size, [1.0] * mesh.dc)
+    if layout.site_shares is not None and layout.dc.role == "data":
+        return _with_sequences(layout, global_batch_size, microbatch_size, [1.0] * layout.mesh.dc)
+    microbatches, rest = divmod(global_batch_size, layout.data_ranks * microbatch_size)
+    if rest or not microbatches:
+        return None
+    sized = layout.with_microbatches(microbatches, microbatch_size)
+    if layout.site_shares is None:
+        return sized
+    # All sites train on all sequences.
+    return sized.with_shares(
+        [dataclasses.replace(share, sequences=global_batch_size) for share in layout.site_shares]
+    )
 
 
 def in_proportion(
@@ -89,46 +90,38 @@ def in_proportion(
     own = works.of(layout)
     if own is None:
         return None
-    if layout.dc_role == "stage":
+    if layout.dc.role == "stage":
         return _with_layers(request, layout, own)
     if layout.site_shares is not None:
         layers = request.model.num_stacked_layers
         seconds = [work.of_model(layers) for work in own]
-        made = _with_sequences(layout, layout.global_batch_size, seconds)
+        total = layout.batch.global_batch_size
+        made = _with_sequences(layout, total, layout.microbatch_size, seconds)
         assert made is not None, "a batch that was dealt out before, if by other times"
         assert made.site_shares is not None
         alike = len(set(made.site_shares)) == 1
-        return dataclasses.replace(made, site_shares=None) if alike else made
+        return made.with_shares(None) if alike else made
     return layout
 
 
-def _with_stage_sequences(sized: LayoutCandidate, microbatches: int) -> LayoutCandidate:
-    """Return a layout whose sites, where they have shares, train on all sequences each."""
-    made = dataclasses.replace(sized, microbatches=microbatches)
-    if made.site_shares is None:
-        return made
-    shares = tuple(
-        dataclasses.replace(share, sequences=made.global_batch_size) for share in made.site_shares
-    )
-    return dataclasses.replace(made, site_shares=shares)
-
-
 def _with_sequences(
-    layout: LayoutCandidate, total: int, seconds: Sequence[float]
+    layout: LayoutCandidate, total: int, microbatch_size: int, seconds: Sequence[float]
 ) -> LayoutCandidate | None:
     """Deal out sequences to sites that take so many seconds for a microbatch."""
     assert layout.site_shares is not None
-    ranks = layout.expert * layout.microbatch_size
+    ranks = layout.mesh.expert * microbatch_size
     units = tuple(share.data * ranks for share in layout.site_shares)
     counts = dealt_out(total, units, tuple(seconds))
     if counts is None:
         return None
-    shares = tuple(
+    shares = [
         dataclasses.replace(share, sequences=count * unit)
         for share, count, unit in zip(layout.site_shares, counts, units, strict=True)
-    )
-    return dataclasses.replace(
-        layout, site_shares=shares, data=shares[0].data, microbatches=counts[0]
+    ]
+    return (
+        layout.with_shares(shares)
+        .changed(mesh={"data": shares[0].data})
+        .with_microbatches(counts[0], microbatch_size)
     )
 
 
@@ -147,14 +140,14 @@ def _with_layers(
         after=works[sites[-1]].last / works[sites[-1]].layer,
         speeds=[1 / works[site].layer for site in sites],
     )
-    made = dataclasses.replace(layout, layers=balanced())
+    made = layout.changed(pipeline={"layers": balanced()})
     if least_room(request, made).fits:
         return made
     most = most_layers(request, layout)
     room = [most[site] for site in sites]
     if min(room) == 0 or sum(room) < request.model.num_stacked_layers:
         return None
-    return dataclasses.replace(layout, layers=balanced(most=room))
+    return layout.changed(pipeline={"layers": balanced(most=room)})
 
 
 @functools.lru_cache(maxsize=4096)

@@ -117,7 +117,7 @@ def search(
     left_out = list[float]()
     while remaining and remaining[0][0] < table.slowest:
         bound, layout = remaining.popleft()
-        way = layout.dc_role, layout.join
+        way = layout.dc.role, layout.dc.join
         if simulated.total() >= MOST_SIMULATED and simulated[way] >= LEAST_OF_ROLE:
             left_out.append(bound)
             continue
@@ -162,7 +162,7 @@ def _pairs(layout: LayoutCandidate) -> int:
     """Count the (microbatch, chunk) pairs of a pipeline, by which its simulation takes long."""
     if layout.pipeline_stages == 1:
         return 0
-    return layout.microbatches * layout.pipeline_stages * layout.virtual_stages
+    return layout.batch.microbatches * layout.pipeline_stages * layout.pipeline.virtual_stages
 
 
 class _Fastest:
@@ -175,9 +175,9 @@ class _Fastest:
     def add(self, candidate: Candidate) -> None:
         """Take a layout if it is the fastest of its way."""
         layout = candidate.layout
-        schedule = layout.schedule if layout.pipeline_stages > 1 else None
+        schedule = layout.pipeline.schedule if layout.pipeline_stages > 1 else None
         sizes = tuple(layout.mesh_sizes.values())
-        way = layout.dc_role, layout.join, layout.is_trainable, sizes, schedule
+        way = layout.dc.role, layout.dc.join, layout.is_trainable, sizes, schedule
         if way not in self._by_way or candidate.seconds < self._by_way[way].seconds:
             self._by_way[way] = candidate
 
@@ -196,7 +196,7 @@ class _Fastest:
         piped: dict[object, Candidate] = {}
         for each in ordered:
             if each.layout.pipeline_stages > 1:
-                piped.setdefault((each.layout.dc_role, each.layout.join), each)
+                piped.setdefault((each.layout.dc.role, each.layout.dc.join), each)
         return list(dict.fromkeys([*ordered[:VARIED], *piped.values()]))
 
     @property

@@ -40,7 +40,7 @@ class SiteWorks:
     def __init__(self, request: PlanRequest, calibration: Calibration):
         """`calibration` says what accelerators and networks reach of their published rates."""
         self._request, self._calibration = request, calibration
-        self._known: dict[LayoutCandidate, tuple[SiteWork, ...] | None] = {}
+        self._known: dict[object, tuple[SiteWork, ...] | None] = {}
 
     def of(self, layout: LayoutCandidate) -> tuple[SiteWork, ...] | None:
         """Return the work of each site; None: the layers are not those that were measured.
@@ -48,18 +48,15 @@ class SiteWorks:
         Raises:
             UserError: a peak is not known.
         """
-        key = dataclasses.replace(
-            layout,
-            pipeline_stages=1,
-            virtual_stages=1,
-            layers=None,
-            data=1,
-            site_shares=None,
-            microbatches=1,
-            schedule="",
-            memory_limit=None,
-            dc_role="data",
-            overlap_grad_reduce="auto",
+        key = (
+            layout.microbatch_size,
+            layout.mesh.expert,
+            layout.mesh.context,
+            layout.mesh.tensor,
+            layout.parallelism,
+            layout.batch.microbatches > 1,
+            layout.precision,
+            layout.remat,
         )
         if key not in self._known:
             self._known[key] = self._timed(layout)
@@ -72,7 +69,6 @@ class SiteWorks:
                 request.model,
                 layout,
                 request.topology,
-                request.sequence_length,
                 self._calibration,
                 GEOJAX,
             )

@@ -7,7 +7,6 @@ counted by the constraint that refuses it.
 """
 
 import contextlib
-import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterator
@@ -48,7 +47,7 @@ COMPRESSIONS: tuple[WireName, ...] = ("none", "bf16", "int8")
 
 
 class Order(NamedTuple):
-    """One way to run a pipeline."""
+    """One way to run a pipeline, by the settings of a config."""
 
     schedule: str
     virtual_stages: int = 1
@@ -77,7 +76,7 @@ def shapes(request: PlanRequest, refused: Counter[str]) -> Iterator[LayoutCandid
                 continue
             found = orders(sized, request.model.num_stacked_layers)
             for order, precision in itertools.product(found, request.precisions):
-                yield dataclasses.replace(sized, precision=precision, **order._asdict())
+                yield sized.changed(precision=precision, pipeline=order._asdict())
 
 
 def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[LayoutCandidate]:
@@ -90,6 +89,7 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[LayoutCandid
         refused: counts the meshes that cannot be, by the constraint that refuses them.
     """
     model, common = request.model, request.common_accelerators
+    start = _start(request)
     parts = [site.accelerators // common for site in request.topology.sites]
     unlike = request.has_unlike_accelerators
     shortest = max(request.compressions, key=COMPRESSIONS.index)
@@ -117,20 +117,23 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[LayoutCandid
             if join == "islands" and model.num_nextn_predict_layers:
                 refused["modules for later tokens"] += 1
                 continue
-            mesh = LayoutCandidate(
-                dc=request.sites,
-                join=join,
-                dc_role=role,
-                pipeline_stages=total,
-                data=common // (shared * stages),
-                expert=expert,
-                context=context,
-                context_method=_context_method(request),
-                tensor=tensor,
-                sequence_parallel=sequence,
-                gradient_compression=shortest if role == "data" else "none",
+            mesh = {"stage": stages, "data": common // (shared * stages)}
+            layout = start.changed(
+                mesh=mesh | {"expert": expert, "context": context, "tensor": tensor},
+                parallelism={"sequence": sequence},
+                dc={"role": role, "join": join},
+                communication={"gradient_compression": shortest if role == "data" else "none"},
             )
-            yield from of_sites(mesh, parts, unlike=unlike)
+            yield from of_sites(layout, parts, unlike=unlike)
+
+
+def _start(request: PlanRequest) -> LayoutCandidate:
+    """Return the layout of which the others differ: with what is alike in all, and defaults."""
+    return LayoutCandidate.made(
+        sequence_length=request.sequence_length,
+        mesh={"dc": request.sites},
+        parallelism={"context_method": _context_method(request)},
+    )
 
 
 def orders(layout: LayoutCandidate, layers: int) -> list[Order]:
@@ -140,12 +143,12 @@ def orders(layout: LayoutCandidate, layers: int) -> list[Order]:
         layout: the mesh and its microbatches.
         layers: layers of the model.
     """
-    stages, microbatches = layout.pipeline_stages, layout.microbatches
+    stages, microbatches = layout.pipeline_stages, layout.batch.microbatches
     if stages == 1:
         return [Order("branch_free")]
     ring = max(layout.stages_per_site)
     found = []
-    for name in SCHEDULES if layout.join == "one_program" else EVENT_SCHEDULES:
+    for name in SCHEDULES if layout.dc.join == "one_program" else EVENT_SCHEDULES:
         fixed = schedule_entry(name).virtual_stages
         for virtual in [fixed] if fixed else divisors(layers):
             chunks = stages * virtual

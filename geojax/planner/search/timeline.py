@@ -36,28 +36,26 @@ def step_timeline(
     if layout.pipeline_stages == 1:
         return None
     names = request.topology.site_names
-    pieces = site_pieces(
-        request.model, layout, request.topology, request.sequence_length, calibration, GEOJAX
-    )
-    if layout.dc_role == "data":  # a pipeline in each site, here the first
+    pieces = site_pieces(request.model, layout, request.topology, calibration, GEOJAX)
+    if layout.dc.role == "data":  # a pipeline in each site, here the first
         layout, pieces, names = layout.of_site(0), pieces[:1], names[:1]
-    work = chunk_work(request.model, layout, request.topology, pieces, request.sequence_length)
+    work = chunk_work(request.model, layout, request.topology, pieces)
     table = small_program(layout, work.placement, work.chosen_by).ticks
     sites = tuple(
         name
         for name, count in zip(names, layout.stages_per_site, strict=True)
         for _ in range(count)
     )
-    by_events = ORDERS[layout.schedule].by_events
+    by_events = ORDERS[layout.pipeline.schedule].by_events
     few = table.schedule.microbatches
-    if layout.join == "one_program" or by_events is None:
+    if layout.dc.join == "one_program" or by_events is None:
         timeline = lock_step(table, work.costs)
     else:
-        limit = layout.memory_limit or few
+        limit = layout.pipeline.memory_limit or few
         events = EventRequest(
-            layout.stages_per_site, few, work.chosen_by.costs, limit, layout.virtual_stages
+            layout.stages_per_site, few, work.chosen_by.costs, limit, layout.pipeline.virtual_stages
         )
         timeline = simulate(by_events(events), work.costs)
-    name = f"{layout.schedule}, {few} of {layout.microbatches} microbatches"
+    name = f"{layout.pipeline.schedule}, {few} of {layout.batch.microbatches} microbatches"
     schedule = dataclasses.replace(timeline.schedule, name=name)
     return StepTimeline(dataclasses.replace(timeline, schedule=schedule), sites)

@@ -8,7 +8,6 @@ islands    layers of a bucket, and more remat for more microbatches at once
 
 import bisect
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import get_args
 
@@ -19,7 +18,7 @@ from geojax.optim.registry import optimizer_entry
 from geojax.pipeline.registry import SCHEDULES
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.search.request import PlanRequest
-from geojax.planner.search.space import MOST_SCHEDULED, divisors
+from geojax.planner.search.space import MOST_SCHEDULED, Order, divisors
 
 BEND_IN_TICKS = ("1f1b", "geopipe", "latency_hiding", "latency_hiding_split")
 """Schedules of one program that hold fewer microbatches where a limit says so."""
@@ -53,18 +52,18 @@ def _differing(
 ) -> Iterator[LayoutCandidate]:
     if layout.pipeline_stages > 1:
         yield from _orders(request, layout, fits)
-    if layout.dc > 1 and layout.dc_role == "data":
+    if layout.mesh.dc > 1 and layout.dc.role == "data":
         yield from _sums(request, layout)
-    if layout.zero_stage == 3:
-        yield dataclasses.replace(layout, reshard_after_forward=False)
-    if layout.context > 1:
+    if layout.zero.stage == 3:
+        yield layout.changed(zero={"reshard_after_forward": False})
+    if layout.mesh.context > 1:
         yield from _context_methods(request, layout)
-    if layout.join == "islands" and layout.dc_role == "data":
+    if layout.dc.join == "islands" and layout.dc.role == "data":
         yield from _of_islands(request, layout)
 
 
 def _orders(request: PlanRequest, layout: LayoutCandidate, fits: Fits) -> Iterator[LayoutCandidate]:
-    bend = BEND_IN_TICKS if layout.join == "one_program" else BEND_BY_EVENTS
+    bend = BEND_IN_TICKS if layout.dc.join == "one_program" else BEND_BY_EVENTS
     for name, entry in SCHEDULES.items():
         virtual = entry.virtual_stages
         if virtual is None:  # all numbers of chunks are in the search itself
@@ -72,34 +71,38 @@ def _orders(request: PlanRequest, layout: LayoutCandidate, fits: Fits) -> Iterat
         chunks = layout.pipeline_stages * virtual
         if chunks > request.model.num_stacked_layers:
             continue
-        if chunks * layout.microbatches > MOST_SCHEDULED:
+        if chunks * layout.batch.microbatches > MOST_SCHEDULED:
             continue
-        layers = layout.layers if virtual == layout.virtual_stages else None
-        plain = dataclasses.replace(
-            layout, schedule=name, virtual_stages=virtual, layers=layers, memory_limit=None
-        )
+        layers = layout.pipeline.layers if virtual == layout.pipeline.virtual_stages else None
+        order = Order(name, virtual)
+        plain = layout.changed(pipeline=order._asdict() | {"layers": layers})
         if name not in bend:
             yield plain
             continue
-        limits = {min(layout.pipeline_stages, layout.microbatches), most_in_flight(plain, fits)}
+        limits = {
+            min(layout.pipeline_stages, layout.batch.microbatches),
+            most_in_flight(plain, fits),
+        }
         for limit in sorted(limits - {0}):
-            yield dataclasses.replace(plain, memory_limit=limit)
+            yield plain.changed(pipeline={"memory_limit": limit})
 
 
 def most_in_flight(layout: LayoutCandidate, fits: Fits) -> int:
     """Return the most microbatches that stages can hold in flight, of a schedule that bends."""
 
     def is_too_much(limit: int) -> bool:
-        return not fits(dataclasses.replace(layout, memory_limit=limit))
+        return not fits(layout.changed(pipeline={"memory_limit": limit}))
 
-    return bisect.bisect_left(range(1, layout.microbatches + 1), True, key=is_too_much)
+    return bisect.bisect_left(range(1, layout.batch.microbatches + 1), True, key=is_too_much)
 
 
 def _sums(request: PlanRequest, layout: LayoutCandidate) -> Iterator[LayoutCandidate]:
     for compression in request.compressions:
-        yield dataclasses.replace(layout, gradient_compression=compression)
-    if can_shard_across_sites(request) and layout.join == "one_program":
-        yield dataclasses.replace(layout, gradient_compression="none", shard_across_sites=True)
+        yield layout.changed(communication={"gradient_compression": compression})
+    if can_shard_across_sites(request) and layout.dc.join == "one_program":
+        yield layout.changed(
+            communication={"gradient_compression": "none"}, zero={"across_sites": True}
+        )
 
 
 def can_shard_across_sites(request: PlanRequest) -> bool:
@@ -112,14 +115,14 @@ def can_shard_across_sites(request: PlanRequest) -> bool:
 
 def _context_methods(request: PlanRequest, layout: LayoutCandidate) -> Iterator[LayoutCandidate]:
     for method in get_args(ContextMethod):
-        other = dataclasses.replace(layout, context_method=method)
+        other = layout.changed(parallelism={"context_method": method})
         with contextlib.suppress(UserError):
-            check_parallelism(request.model, other.parallelism, request.sequence_length)
+            check_parallelism(request.model, other.model_parallelism, request.sequence_length)
             yield other
 
 
 def _of_islands(request: PlanRequest, layout: LayoutCandidate) -> Iterator[LayoutCandidate]:
     for together in divisors(request.model.num_stacked_layers):
-        yield dataclasses.replace(layout, bucket_layers=together)
+        yield layout.changed(communication={"bucket_layers": together})
     for remat in request.remats:
-        yield dataclasses.replace(layout, remat=remat)
+        yield layout.changed(remat=remat)

@@ -224,47 +224,53 @@ def test_sites_of_other_numbers_are_planned_only(capsys, tmp_path):
 @pytest.mark.parametrize(
     "layout",
     [
-        LayoutCandidate(dc=2, data=8, zero_stage=3, microbatches=4, overlap_grad_reduce=True),
-        LayoutCandidate(dc=2, join="islands", data=8, microbatches=4, zero_stage=2),
-        LayoutCandidate(
-            dc=2,
-            dc_role="stage",
-            pipeline_stages=4,
-            virtual_stages=2,
-            layers=(5, 4, 4, 4, 4, 4, 4, 3),
-            data=2,
-            tensor=2,
-            sequence_parallel=True,
+        LayoutCandidate.made(
+            sequence_length=2048,
+            microbatches=4,
+            mesh={"dc": 2, "data": 8},
+            zero={"stage": 3},
+            communication={"overlap_grad_reduce": True},
+        ),
+        LayoutCandidate.made(
+            sequence_length=2048,
+            microbatches=4,
+            mesh={"dc": 2, "data": 8},
+            dc={"join": "islands"},
+            zero={"stage": 2},
+        ),
+        LayoutCandidate.made(
+            sequence_length=2048,
             microbatches=8,
             microbatch_size=2,
+            mesh={"dc": 2, "stage": 2, "data": 2, "tensor": 2},
+            dc={"role": "stage"},
+            pipeline={
+                "virtual_stages": 2,
+                "layers": (5, 4, 4, 4, 4, 4, 4, 3),
+                "schedule": "interleaved",
+            },
+            parallelism={"sequence": True},
             remat="full",
-            schedule="interleaved",
         ),
-        LayoutCandidate(
-            dc=2,
-            pipeline_stages=2,
-            layers=(20, 12),
-            data=4,
+        LayoutCandidate.made(
+            sequence_length=2048,
             microbatches=8,
-            memory_limit=2,
-            gradient_compression="int8",
+            mesh={"dc": 2, "stage": 2, "data": 4},
+            pipeline={"layers": (20, 12), "memory_limit": 2, "schedule": "1f1b"},
+            communication={"gradient_compression": "int8"},
         ),
-        LayoutCandidate(
-            dc=2, data=8, shard_across_sites=True, reshard_after_forward=False, zero_stage=3
+        LayoutCandidate.made(
+            sequence_length=2048,
+            mesh={"dc": 2, "data": 8},
+            zero={"across_sites": True, "reshard_after_forward": False, "stage": 3},
         ),
     ],
     ids=str,
 )
 def test_a_layout_is_what_its_settings_make(layout, tmp_path):
-    content = yaml.safe_load(CONFIG.read_text()) | run_settings(layout, 2048)
-    if layout.pipeline_stages == 1:
-        content.pop("pipeline", None)
+    content = yaml.safe_load(CONFIG.read_text())
+    content.pop("pipeline", None)
+    content |= run_settings(layout)
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(content))
-    assert layout_of_run(RunConfig.load(path)) == (
-        layout if layout.pipeline_stages > 1 else _unscheduled(layout)
-    )
-
-
-def _unscheduled(layout):
-    return LayoutCandidate(**vars(layout) | {"schedule": "branch_free"})
+    assert layout_of_run(RunConfig.load(path)) == layout

@@ -3,8 +3,6 @@
 Within 1% over `dc` and 2% over the axes of a site.
 """
 
-import dataclasses
-
 import pytest
 
 from geojax.config.run_config import RunConfig
@@ -23,53 +21,72 @@ from geojax.planner.traffic.weights import predicted_weight_bytes
 SEQUENCE = 4096
 DENSE = ModelConfig.load("llama3-8b").replace(num_hidden_layers=8)
 MIXTURE = ModelConfig.load("mixtral-8x7b").replace(num_hidden_layers=4)
-DATA = LayoutCandidate(dc=2, data=4, tensor=2, sequence_parallel=True, microbatches=2, zero_stage=1)
-CONTEXT = dataclasses.replace(DATA, data=2, context=2)
-STAGES = dataclasses.replace(DATA, pipeline_stages=2, data=2, microbatches=8, schedule="1f1b")
-THROUGH_SITES = dataclasses.replace(STAGES, dc_role="stage", pipeline_stages=4)
-
-
-def changed(layout, **changes):
-    return dataclasses.replace(layout, **changes)
+DATA = LayoutCandidate.made(
+    sequence_length=SEQUENCE,
+    microbatches=2,
+    mesh={"dc": 2, "data": 4, "tensor": 2},
+    parallelism={"sequence": True},
+    zero={"stage": 1},
+)
+CONTEXT = DATA.changed(mesh={"data": 2, "context": 2}).with_microbatches(2, 1)
+STAGES = DATA.changed(mesh={"stage": 2, "data": 2}, pipeline={"schedule": "1f1b"})
+STAGES = STAGES.with_microbatches(8, 1)
+THROUGH_SITES = STAGES.changed(dc={"role": "stage"}).with_microbatches(8, 1)
 
 
 IN_SITE = {
-    "zero 0": (DENSE, changed(DATA, zero_stage=0)),
+    "zero 0": (DENSE, DATA.changed(zero={"stage": 0})),
     "zero 1": (DENSE, DATA),
-    "zero 2": (DENSE, changed(DATA, zero_stage=2)),
-    "zero 3": (DENSE, changed(DATA, zero_stage=3)),
+    "zero 2": (DENSE, DATA.changed(zero={"stage": 2})),
+    "zero 3": (DENSE, DATA.changed(zero={"stage": 3})),
     "zero 3, weights kept": (
         DENSE,
-        changed(DATA, zero_stage=3, reshard_after_forward=False, remat="full"),
+        DATA.changed(zero={"stage": 3, "reshard_after_forward": False}, remat="full"),
     ),
-    "across sites": (DENSE, changed(DATA, shard_across_sites=True)),
-    "int8": (DENSE, changed(DATA, gradient_compression="int8")),
-    "overlap": (DENSE, changed(DATA, overlap_grad_reduce=True, bucket_layers=2)),
-    "tensor, full": (DENSE, changed(DATA, sequence_parallel=False, remat="full")),
-    "sequence, selective": (DENSE, changed(DATA, remat="selective")),
-    "fp8": (DENSE, changed(DATA, precision="fp8-delayed", zero_stage=3)),
-    "ring": (DENSE, changed(CONTEXT, context_method="ring")),
-    "gathered keys": (DENSE, changed(CONTEXT, context_method="all_gather")),
-    "ulysses": (DENSE, changed(CONTEXT, context_method="ulysses", remat="full")),
+    "across sites": (DENSE, DATA.changed(zero={"across_sites": True})),
+    "int8": (DENSE, DATA.changed(communication={"gradient_compression": "int8"})),
+    "overlap": (
+        DENSE,
+        DATA.changed(communication={"overlap_grad_reduce": True, "bucket_layers": 2}),
+    ),
+    "tensor, full": (DENSE, DATA.changed(parallelism={"sequence": False}, remat="full")),
+    "sequence, selective": (DENSE, DATA.changed(remat="selective")),
+    "fp8": (DENSE, DATA.changed(precision="fp8-delayed", zero={"stage": 3})),
+    "ring": (DENSE, CONTEXT.changed(parallelism={"context_method": "ring"})),
+    "gathered keys": (DENSE, CONTEXT.changed(parallelism={"context_method": "all_gather"})),
+    "ulysses": (DENSE, CONTEXT.changed(parallelism={"context_method": "ulysses"}, remat="full")),
     "experts": (
         MIXTURE,
-        LayoutCandidate(dc=2, data=2, expert=4, microbatches=2, zero_stage=1),
+        LayoutCandidate.made(
+            sequence_length=SEQUENCE,
+            microbatches=2,
+            mesh={"dc": 2, "data": 2, "expert": 4},
+            zero={"stage": 1},
+        ),
     ),
     "experts, full": (
         MIXTURE,
-        LayoutCandidate(dc=2, data=2, expert=4, microbatches=2, zero_stage=3, remat="full"),
+        LayoutCandidate.made(
+            sequence_length=SEQUENCE,
+            microbatches=2,
+            mesh={"dc": 2, "data": 2, "expert": 4},
+            zero={"stage": 3},
+            remat="full",
+        ),
     ),
 }
 PIPELINES = {
-    "in sites": changed(STAGES, virtual_stages=2, schedule="interleaved"),
-    "branch_free": changed(THROUGH_SITES, schedule="branch_free"),
-    "geopipe": changed(THROUGH_SITES, schedule="geopipe"),
-    "geopipe, next tick": changed(THROUGH_SITES, schedule="geopipe", hop_ticks=1),
-    "interleaved": changed(THROUGH_SITES, schedule="interleaved", virtual_stages=2),
+    "in sites": STAGES.changed(pipeline={"virtual_stages": 2, "schedule": "interleaved"}),
+    "branch_free": THROUGH_SITES.changed(pipeline={"schedule": "branch_free"}),
+    "geopipe": THROUGH_SITES.changed(pipeline={"schedule": "geopipe"}),
+    "geopipe, next tick": THROUGH_SITES.changed(pipeline={"schedule": "geopipe", "hop_ticks": 1}),
+    "interleaved": THROUGH_SITES.changed(pipeline={"schedule": "interleaved", "virtual_stages": 2}),
     "1f1b": THROUGH_SITES,
-    "1f1b, memory": changed(THROUGH_SITES, memory_limit=8),
-    "zero_bubble_h1": changed(THROUGH_SITES, schedule="zero_bubble_h1"),
-    "zero_bubble_h1, full": changed(THROUGH_SITES, schedule="zero_bubble_h1", remat="full"),
+    "1f1b, memory": THROUGH_SITES.changed(pipeline={"memory_limit": 8}),
+    "zero_bubble_h1": THROUGH_SITES.changed(pipeline={"schedule": "zero_bubble_h1"}),
+    "zero_bubble_h1, full": THROUGH_SITES.changed(
+        pipeline={"schedule": "zero_bubble_h1"}, remat="full"
+    ),
 }
 
 
@@ -82,7 +99,7 @@ def traced_and_predicted(model, layout):
         "steps": 1,
         "topology": "two-h100-sites-2x8",
         "data": {"sources": [{"name": "none", "builtin": "python-stdlib"}]},
-        **run_settings(layout, SEQUENCE),
+        **run_settings(layout),
         "model": model,
     }
     run = RunConfig.model_validate(config)
@@ -91,7 +108,6 @@ def traced_and_predicted(model, layout):
         model,
         layout_of_run(run),
         run.load_topology(),
-        sequence_length=SEQUENCE,
         calibration=Calibration(),
     )
     return traced, made
@@ -137,9 +153,9 @@ def test_ticks_without_work_send_too(name):
     traced, made = traced_and_predicted(DENSE, layout)
     over_dc = float(traced.traffic.bytes_over("dc"))
     of_site = float(traced.traffic.total_bytes_over("dc")) / 2
-    through_sites = layout.dc_role == "stage"
+    through_sites = layout.dc.role == "stage"
     tolerance = 1e-4 if through_sites else 0.01
     assert between_sites(made) == pytest.approx(over_dc, rel=tolerance)
     assert made.links[0].bytes == pytest.approx(of_site, rel=0.01)
     if through_sites:
-        assert made.term("hops between sites").messages > 2 * layout.microbatches
+        assert made.term("hops between sites").messages > 2 * layout.batch.microbatches

@@ -1,6 +1,5 @@
 """The memory of a layout in closed form, held to the step's trace and to the schedules."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -43,13 +42,13 @@ def test_it_is_within_a_tenth_of_the_trace(overrides):
     """The shipped configs are held to theirs in tests/unit/train/test_shipped_configs.py."""
     config = RunConfig.load(LLAMA, overrides)
     step = trace_run(config)
-    layout = dataclasses.replace(
-        layout_of_run(config),
-        overlap_grad_reduce=step.plan.overlap_grad_reduce,
-        bucket_layers=step.plan.bucket_layers,
+    layout = layout_of_run(config).changed(
+        communication={
+            "overlap_grad_reduce": step.plan.overlap_grad_reduce,
+            "bucket_layers": step.plan.bucket_layers,
+        }
     )
-    sequence_length = config.batch.sequence_length
-    estimate = layout_memory(config.model, layout, sequence_length=sequence_length)
+    estimate = layout_memory(config.model, layout)
     assert estimate.bytes == pytest.approx(step.memory().bytes, rel=0.1)
 
 
@@ -72,13 +71,12 @@ def test_it_is_within_a_tenth_of_the_trace(overrides):
     ],
 )
 def test_it_knows_what_a_schedule_holds(schedule, role, stages, virtual, microbatches):
-    layout = LayoutCandidate(
-        dc=2,
-        dc_role=role,
-        pipeline_stages=stages,
-        virtual_stages=virtual,
+    layout = LayoutCandidate.made(
+        sequence_length=8192,
         microbatches=microbatches,
-        schedule=schedule,
+        mesh={"dc": 2, "stage": stages // (2 if role == "stage" else 1)},
+        dc={"role": role},
+        pipeline={"virtual_stages": virtual, "schedule": schedule},
     )
     placement = schedule_entry(schedule).placement(layout.stages_per_site, virtual)
     hops = hops_between_sites(placement, layout.stages_per_site[0], 2)
@@ -88,16 +86,18 @@ def test_it_knows_what_a_schedule_holds(schedule, role, stages, virtual, microba
 
 def test_remat_keeps_less_and_sequence_parallelism_shares_it():
     model = ModelConfig.load("llama3-70b")
-    layout = LayoutCandidate(tensor=8, sequence_parallel=True)
+    layout = LayoutCandidate.made(
+        sequence_length=8192, mesh={"tensor": 8}, parallelism={"sequence": True}
+    )
 
-    def kept(**changes):
-        return kept_bytes(model, dataclasses.replace(layout, **changes), 8192)
+    def kept(size=1, **sections):
+        return kept_bytes(model, layout.changed(**sections).with_microbatches(1, size))
 
     stream = 8192 * 8192 * 2
     assert kept(remat="full") == stream / 8
-    assert kept(remat="full", sequence_parallel=False) == stream
+    assert kept(remat="full", parallelism={"sequence": False}) == stream
     assert kept(remat="full") < kept(remat="selective") < kept(remat="none")
-    assert kept(remat="selective", microbatch_size=2) == 2 * kept(remat="selective")
+    assert kept(size=2, remat="selective") == 2 * kept(remat="selective")
     assert kept(remat="selective") == 171966464, "as `geojax.planner.held_bytes` counts"
 
 
@@ -106,13 +106,13 @@ def test_remat_keeps_less_and_sequence_parallelism_shares_it():
 )
 def test_a_layer_holds_what_its_trace_does(remat, sequence):
     model = ModelConfig.load("llama3-70b").replace(num_hidden_layers=4)
-    layout = LayoutCandidate(
-        pipeline_stages=2,
-        tensor=8,
-        sequence_parallel=sequence,
+    layout = LayoutCandidate.made(
+        sequence_length=4096,
         microbatches=2,
+        mesh={"stage": 2, "tensor": 8},
+        parallelism={"sequence": sequence},
         remat=remat,
-        schedule="zero_bubble_h1",
+        pipeline={"schedule": "zero_bubble_h1"},
     )
     placement = Placement.linear(2)
     plan = step_plan_on(
@@ -127,39 +127,42 @@ def test_a_layer_holds_what_its_trace_does(remat, sequence):
         ),
     )
     traced = held_bytes.layer_bytes(model, plan, batch_shape(2, 4096))
-    assert layer_bytes(model, layout, 4096) == pytest.approx(traced, rel=1e-3)
-    whole = layer_bytes(model, dataclasses.replace(layout, schedule="1f1b"), 4096)
+    assert layer_bytes(model, layout) == pytest.approx(traced, rel=1e-3)
+    whole = layer_bytes(model, layout.changed(pipeline={"schedule": "1f1b"}))
     assert whole == pytest.approx(traced.without_split, rel=1e-3)
 
 
 def test_a_tied_table_has_gradients_as_a_head_too():
     """The trace of this layout takes 66.2 GB."""
-    layout = LayoutCandidate(
-        dc=2,
-        dc_role="stage",
-        pipeline_stages=2,
-        virtual_stages=21,
-        data=4,
-        tensor=2,
-        sequence_parallel=True,
+    layout = LayoutCandidate.made(
+        sequence_length=8192,
         microbatches=16,
-        schedule="interleaved",
+        mesh={"dc": 2, "stage": 1, "data": 4, "tensor": 2},
+        dc={"role": "stage"},
+        pipeline={"virtual_stages": 21, "schedule": "interleaved"},
+        parallelism={"sequence": True},
     )
-    memory = layout_memory(ModelConfig.load("gemma2-9b"), layout, sequence_length=8192)
+    memory = layout_memory(ModelConfig.load("gemma2-9b"), layout)
     assert memory.bytes == pytest.approx(66.2e9, rel=0.05)
 
 
 def test_a_layout_shards_what_its_zero_stage_says():
     model = ModelConfig.load("llama3-8b")
     memory = [
-        layout_memory(model, LayoutCandidate(data=8, zero_stage=stage), sequence_length=8192)
+        layout_memory(
+            model,
+            LayoutCandidate.made(sequence_length=8192, mesh={"data": 8}, zero={"stage": stage}),
+        )
         for stage in range(4)
     ]
     assert memory[1].state == pytest.approx(memory[0].state / 8)
     assert memory[2].gradients == pytest.approx(memory[1].gradients / 8)
     assert memory[3].weights < memory[2].weights / 4
     across = layout_memory(
-        model, LayoutCandidate(dc=2, data=8, shard_across_sites=True), sequence_length=8192
+        model,
+        LayoutCandidate.made(
+            sequence_length=8192, mesh={"dc": 2, "data": 8}, zero={"across_sites": True}
+        ),
     )
     assert across.state == pytest.approx(memory[1].state / 2)
     assert memory[0].largest == "state"
@@ -178,8 +181,7 @@ def test_the_state_is_as_large_as_the_optimizer_makes_it(optimizer, state_bytes)
     model = ModelConfig.load("llama3-8b")
     memory = layout_memory(
         model,
-        LayoutCandidate(zero_stage=0),
-        sequence_length=8192,
+        LayoutCandidate.made(sequence_length=8192, zero={"stage": 0}),
         optimizer=OptimizerSettings(**optimizer),
     )
     assert memory.state / parameter_count(model) == pytest.approx(state_bytes, rel=1e-6)

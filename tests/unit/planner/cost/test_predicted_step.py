@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 
 from geojax.accelerators import Accelerator, accelerator_named
@@ -47,32 +45,44 @@ def two_sites(gbit=3200, trip="21ms", sites=2):
     )
 
 
-DATA = LayoutCandidate(
-    dc=2, data=32, tensor=8, sequence_parallel=True, microbatches=8, zero_stage=1
+DATA = LayoutCandidate.made(
+    sequence_length=4096,
+    microbatches=8,
+    mesh={"dc": 2, "data": 32, "tensor": 8},
+    parallelism={"sequence": True},
+    zero={"stage": 1},
 )
-STAGE = LayoutCandidate(
-    dc=2, dc_role="stage", pipeline_stages=8, data=8, tensor=8, microbatches=32, schedule="geopipe"
+STAGE = LayoutCandidate.made(
+    sequence_length=4096,
+    microbatches=32,
+    mesh={"dc": 2, "stage": 4, "data": 8, "tensor": 8},
+    dc={"role": "stage"},
+    pipeline={"schedule": "geopipe"},
 )
 LAYOUTS = {
     "data": DATA,
-    "data over islands": dataclasses.replace(DATA, join="islands"),
-    "data in int8": dataclasses.replace(DATA, gradient_compression="int8"),
-    "data with overlap": dataclasses.replace(DATA, overlap_grad_reduce=True, bucket_layers=4),
-    "data in a pipeline": dataclasses.replace(
-        DATA, pipeline_stages=4, data=8, virtual_stages=2, schedule="interleaved"
+    "data over islands": DATA.changed(dc={"join": "islands"}),
+    "data in int8": DATA.changed(communication={"gradient_compression": "int8"}),
+    "data with overlap": DATA.changed(
+        communication={"overlap_grad_reduce": True, "bucket_layers": 4}
     ),
-    "weights over sites": dataclasses.replace(DATA, shard_across_sites=True),
-    "zero 3": dataclasses.replace(DATA, zero_stage=3, microbatches=1),
-    "context": dataclasses.replace(DATA, data=16, context=2, remat="selective"),
-    "fp8": dataclasses.replace(DATA, precision="fp8-current", remat="full"),
+    "data in a pipeline": DATA.changed(
+        mesh={"stage": 4, "data": 8}, pipeline={"virtual_stages": 2, "schedule": "interleaved"}
+    ).with_microbatches(8, 1),
+    "weights over sites": DATA.changed(zero={"across_sites": True}),
+    "zero 3": DATA.changed(zero={"stage": 3}).with_microbatches(1, 1),
+    "context": DATA.changed(mesh={"data": 16, "context": 2}, remat="selective").with_microbatches(
+        8, 1
+    ),
+    "fp8": DATA.changed(precision="fp8-current", remat="full"),
     "stages": STAGE,
-    "stages over islands": dataclasses.replace(STAGE, join="islands", schedule="1f1b"),
+    "stages over islands": STAGE.changed(dc={"join": "islands"}, pipeline={"schedule": "1f1b"}),
 }
 
 
 def step(layout, topology=None, model=LLAMA, **changes):
     changes.setdefault("calibration", Calibration())
-    return predict(model, layout, topology or two_sites(), sequence_length=4096, **changes)
+    return predict(model, layout, topology or two_sites(), **changes)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -107,7 +117,7 @@ def test_stages_send_the_residual_stream():
 
 def test_islands_hide_the_sums_behind_the_backward_of_all_microbatches_that_fit():
     joined, apart, tight = (
-        step(dataclasses.replace(LAYOUTS[name], remat=remat)).term("gradients between sites")
+        step(LAYOUTS[name].changed(remat=remat)).term("gradients between sites")
         for name, remat in (
             ("data in a pipeline", "full"),
             ("data over islands", "full"),
@@ -132,13 +142,12 @@ def test_compression_takes_its_share_of_the_link():
 @pytest.mark.parametrize("role", ["data", "stage"])
 def test_many_microbatches_are_extrapolated_exactly(monkeypatch, schedule, lock_step, role):
     virtual = 2 if schedule == "interleaved" else 1
-    layout = LayoutCandidate(
-        dc=2,
-        dc_role=role,
-        pipeline_stages=4,
-        virtual_stages=virtual,
+    layout = LayoutCandidate.made(
+        sequence_length=4096,
         microbatches=48,
-        schedule=schedule,
+        mesh={"dc": 2, "stage": 4},
+        dc={"role": role},
+        pipeline={"virtual_stages": virtual, "schedule": schedule},
     )
     placement = Placement.interleaved(layout.stages_per_site, virtual)
     hops = [Hop(0.05)] * (placement.chunks - 1)
@@ -153,7 +162,7 @@ def test_many_microbatches_are_extrapolated_exactly(monkeypatch, schedule, lock_
 
 
 def test_a_split_backward_is_not_free():
-    split = step(dataclasses.replace(STAGE, schedule="zero_bubble_h1", memory_limit=None))
+    split = step(STAGE.changed(pipeline={"schedule": "zero_bubble_h1", "memory_limit": None}))
     whole = step(STAGE)
     backward = 2 * split.term("matrix products").seconds / 3
     assert split.term("split backward").exposed_seconds > 0.08 * backward
@@ -162,7 +171,7 @@ def test_a_split_backward_is_not_free():
 
 def test_islands_run_event_by_event():
     apart = LAYOUTS["stages over islands"]
-    joined = dataclasses.replace(apart, join="one_program")
+    joined = apart.changed(dc={"join": "one_program"})
     assert step(apart).step_seconds < step(joined).step_seconds
 
 
@@ -172,25 +181,27 @@ def test_the_slower_site_sets_the_time_of_replicas():
     mixed = topology.model_copy(update={"sites": (topology.sites[0], older)})
     even = step(DATA, mixed)
     shares = (SiteShare(1, 32, 384), SiteShare(1, 32, 128))
-    in_proportion = step(dataclasses.replace(DATA, site_shares=shares), mixed)
+    in_proportion = step(DATA.with_shares(shares), mixed)
     assert in_proportion.step_seconds < 0.7 * even.step_seconds
     assert step(DATA).step_seconds < in_proportion.step_seconds
 
 
 def test_sites_may_hold_unequal_numbers_of_stages():
     shares = tuple(SiteShare(stages, 8, 256) for stages in (5, 3))
-    uneven = dataclasses.replace(STAGE, site_shares=shares)
+    uneven = STAGE.with_shares(shares)
     assert uneven.devices_per_site == (5 * 64, 3 * 64)
     for join in ("one_program", "islands"):
-        layout = dataclasses.replace(uneven, join=join)
-        even = step(dataclasses.replace(layout, site_shares=None)).step_seconds
+        layout = uneven.changed(dc={"join": join})
+        even = step(layout.with_shares(None)).step_seconds
         assert step(layout).step_seconds == pytest.approx(even, rel=0.01)
 
 
 def test_experts_are_few_products_and_all_to_alls():
-    layout = LayoutCandidate(dc=2, data=32, expert=8, microbatches=4)
+    layout = LayoutCandidate.made(
+        sequence_length=4096, microbatches=4, mesh={"dc": 2, "data": 32, "expert": 8}
+    )
     made = step(layout, model=MIXTRAL)
-    dense = step(dataclasses.replace(layout, data=256, expert=1), model=MIXTRAL)
+    dense = step(layout.changed(mesh={"data": 256, "expert": 1}), model=MIXTRAL)
     assert made.term("expert all-to-alls").network == "inside_host"
     assert made.relative_error is None, "no published step with experts is compared"
     assert made.term("matrix products").seconds < dense.term("matrix products").seconds
@@ -204,13 +215,13 @@ def test_measured_times_take_the_place_of_computed_ones():
         sequence_length=4096,
         dtype="bfloat16",
         remat="none",
-        parallelism=DATA.parallelism,
+        parallelism=DATA.model_parallelism,
         sites=(SiteTimes(name="site0", layer=times, embedding=times, head=times),),
     )
     made = step(DATA, calibration=Calibration(stage_times=measured))
     assert made.term("layers (measured)").seconds == pytest.approx(8 * 80 * 0.035)
     with pytest.raises(UserError, match="measured for remat=none, not full"):
-        step(dataclasses.replace(DATA, remat="full"), calibration=Calibration(stage_times=measured))
+        step(DATA.changed(remat="full"), calibration=Calibration(stage_times=measured))
 
 
 def test_measured_rates_are_reached_in_full():
@@ -230,7 +241,11 @@ def test_measured_rates_are_reached_in_full():
 def test_products_have_the_operations_that_mfu_counts():
     for model in (LLAMA, MIXTRAL, ModelConfig.load("nemotron4-340b")):
         times = LayerTimes(
-            model, LayoutCandidate(), 4096, two_sites().sites[0], Calibration(), GEOJAX
+            model,
+            LayoutCandidate.made(sequence_length=4096),
+            two_sites().sites[0],
+            Calibration(),
+            GEOJAX,
         )
         of_layer = sum(
             2 * each.count * each.rows * each.columns * each.inner for each in times.products()
@@ -248,15 +263,16 @@ def test_a_link_that_is_not_described_is_named():
 
 def test_a_layout_knows_its_devices_and_its_batch():
     assert DATA.devices == STAGE.devices == 512
-    assert DATA.global_batch_size == 2 * 32 * 8
-    assert STAGE.global_batch_size == 8 * 32
+    assert DATA.batch.global_batch_size == 2 * 32 * 8
+    assert STAGE.batch.global_batch_size == 8 * 32
     assert STAGE.stages_per_site == (4, 4)
 
 
 def test_a_simulated_pipeline_is_as_long_as_its_simulation():
     placement = Placement.linear(8)
     costs = Costs.uniform(8, 1.0, 2.0)
-    layout = dataclasses.replace(STAGE, dc=1, microbatches=8, schedule="1f1b")
+    one_site = STAGE.changed(mesh={"dc": 1, "stage": 8}, pipeline={"schedule": "1f1b"})
+    layout = one_site.with_microbatches(8, 1)
     request = pipeline.EventRequest((8,), 8, costs, 8, 1)
     seconds = iteration_seconds(pipeline.ORDERS["1f1b"].by_events(request), costs)
     made = pipeline.pipeline_time(layout, placement, costs, lock_step=False)

@@ -1,6 +1,5 @@
 """Messages between sites of simulated devices, whose cores compute as well."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -21,9 +20,19 @@ CORES = SharedCores(
     processor_seconds_per_byte=2e-9,
     encode_seconds_per_number={"none": 1e-9, "bf16": 3e-9, "int8": 30e-9},
 )
-DATA = LayoutCandidate(dc=2, data=4, microbatches=2, precision="fp32", bucket_bytes=2**30)
-STAGE = LayoutCandidate(
-    dc=2, dc_role="stage", pipeline_stages=2, data=4, microbatches=8, precision="fp32"
+DATA = LayoutCandidate.made(
+    sequence_length=256,
+    microbatches=2,
+    mesh={"dc": 2, "data": 4},
+    precision="fp32",
+    communication={"bucket_bytes": 2**30},
+)
+STAGE = LayoutCandidate.made(
+    sequence_length=256,
+    microbatches=8,
+    mesh={"dc": 2, "stage": 1, "data": 4},
+    dc={"role": "stage"},
+    precision="fp32",
 )
 
 
@@ -37,14 +46,12 @@ def topology(cores):
     return Topology.model_validate({"sites": sites, "links": [link]})
 
 
-def step(layout, cores=CORES, **changes):
-    layout = dataclasses.replace(layout, **changes)
-    sites = topology(cores)
-    return predict(MODEL, layout, sites, sequence_length=256, calibration=MEASURED)
+def step(layout, cores=CORES, **sections):
+    return predict(MODEL, layout.changed(**sections), topology(cores), calibration=MEASURED)
 
 
-def sums(layout, cores=CORES, **changes):
-    return step(layout, cores, **changes).term("gradients between sites")
+def sums(layout, cores=CORES, **sections):
+    return step(layout, cores, **sections).term("gradients between sites")
 
 
 def test_one_program_exposes_every_message_and_the_work_of_its_format():
@@ -53,7 +60,7 @@ def test_one_program_exposes_every_message_and_the_work_of_its_format():
     assert made.exposed_seconds == pytest.approx(
         made.messages * 0.02 + made.bytes / 10e6 + numbers * 1e-9
     )
-    compressed = sums(DATA, gradient_compression="int8")
+    compressed = sums(DATA, communication={"gradient_compression": "int8"})
     assert compressed.exposed_seconds == pytest.approx(
         compressed.messages * 0.02 + compressed.bytes / 10e6 + numbers * 30e-9, rel=1e-3
     )
@@ -72,7 +79,7 @@ def test_islands_pay_each_byte_with_time_of_the_core():
     free = CORES.model_copy(
         update={"processor_seconds_per_byte": 0.0, "encode_seconds_per_number": {"none": 0.0}}
     )
-    paid, unpaid = (sums(DATA, cores, join="islands") for cores in (CORES, free))
+    paid, unpaid = (sums(DATA, cores, dc={"join": "islands"}) for cores in (CORES, free))
     assert paid.exposed_seconds - unpaid.exposed_seconds == pytest.approx(
         4 * paid.bytes * 2e-9 + paid.bytes / 4 * 1e-9
     )
@@ -80,21 +87,23 @@ def test_islands_pay_each_byte_with_time_of_the_core():
 
 def test_hops_of_one_program_wait_where_no_other_device_of_the_core_computes():
     alone = CORES.model_copy(update={"devices_per_core": 1.0})
-    made = step(STAGE, alone, schedule="branch_free").term("hops between sites")
+    made = step(STAGE, alone).term("hops between sites")
     message = 256 * MODEL.hidden_size * 4
     waits = made.messages * (0.02 + message / 10e6)
     assert made.exposed_seconds == pytest.approx(waits)
     slow = CORES.model_copy(update={"message_seconds": 1.0})
     waits += made.messages * (1.0 - 0.02)
-    shared = step(STAGE, slow, schedule="branch_free")
+    shared = step(STAGE, slow)
     of_iteration = itertools.takewhile(lambda each: "hops" not in each.name, shared.terms)
     compute = sum(each.exposed_seconds for each in (*of_iteration, shared.term("pipeline bubble")))
     exposed = shared.term("hops between sites").exposed_seconds
     assert exposed == pytest.approx(waits - 3 / 4 * compute)
     short = CORES.model_copy(update={"message_seconds": 1e-3, "message_bytes_per_second": 1e12})
-    hidden = step(STAGE, short, schedule="branch_free").term("hops between sites")
+    hidden = step(STAGE, short).term("hops between sites")
     assert hidden.exposed_seconds == pytest.approx(2 * (1e-3 + message / (125e6 / 4)))
-    apart = step(STAGE, schedule="1f1b", join="islands").term("hops between sites")
+    apart = step(STAGE, dc={"join": "islands"}, pipeline={"schedule": "1f1b"}).term(
+        "hops between sites"
+    )
     assert apart.exposed_seconds < waits
 
 
@@ -107,10 +116,10 @@ def test_devices_take_turns_in_the_update():
 
 def test_starts_of_many_programs_take_time():
     slow = CORES.model_copy(update={"program_seconds": 1e-3})
-    joined, apart = (step(DATA, slow, join=join) for join in ("one_program", "islands"))
+    joined, apart = (step(DATA, slow, dc={"join": join}) for join in ("one_program", "islands"))
     assert joined.term("starts of programs").seconds == pytest.approx(1e-3)
     chunks = 4  # forwards and backwards of two microbatches; reduced, added; scalars and update
     assert apart.term("starts of programs").seconds == pytest.approx(1e-3 * (chunks * (4 + 2) + 3))
     assert step(DATA).term("starts of programs").seconds == pytest.approx(4 * 3e-4)
-    split = step(STAGE, slow, join="islands", schedule="zero_bubble_h1")
+    split = step(STAGE, slow, dc={"join": "islands"}, pipeline={"schedule": "zero_bubble_h1"})
     assert split.term("starts of programs").seconds == pytest.approx(1e-3 * (3 * 8 + 2 + 3))

@@ -1,7 +1,5 @@
 """Time of the update, by optimizer."""
 
-import dataclasses
-
 import pytest
 from support.plans import step_plan_on
 
@@ -20,13 +18,13 @@ from geojax.step.state import parameter_layouts, state_layouts
 from geojax.topology import Topology
 
 MODEL = ModelConfig.load("llama3-8b").replace(num_hidden_layers=4)
-LAYOUT = LayoutCandidate(dc=2, data=4, tensor=2)
+LAYOUT = LayoutCandidate.made(sequence_length=4096, mesh={"dc": 2, "data": 4, "tensor": 2})
 
 
 def plan_of(layout):
     mesh = abstract_mesh(layout.mesh_sizes, platform="gpu")
     return step_plan_on(
-        mesh=mesh, policy=policy("bf16"), microbatches=1, zero_stage=layout.zero_stage
+        mesh=mesh, policy=policy("bf16"), microbatches=1, zero_stage=layout.zero.stage
     )
 
 
@@ -78,7 +76,7 @@ def test_muon_orthogonalizes_the_matrices_that_a_rank_is_dealt():
     # Eight ranks divide 4 queries, 4 outputs, 8 keys and values, 8 gates and ups, and 4 downs.
     dealt = [(4096, 4096)] * 2 + [(1024, 4096)] + [(4096, 14336)] * 2
     assert made["Newton-Schulz"].seconds == pytest.approx(seconds(dealt), rel=0.2)
-    alone = update(dataclasses.replace(LAYOUT, zero_stage=0, tensor=1, data=8), name="muon")
+    alone = update(LAYOUT.changed(zero={"stage": 0}, mesh={"tensor": 1, "data": 8}), name="muon")
     of_layer = [(4096, 4096)] * 2 + [(1024, 4096)] * 2 + [(4096, 14336)] * 3
     assert alone["Newton-Schulz"].seconds == pytest.approx(seconds(4 * of_layer), rel=0.2)
     assert "optimizer in the site" not in alone, "whole matrices need no exchange"

@@ -2,10 +2,12 @@
 
 import dataclasses
 import itertools
+import operator
 from collections import Counter
 
 import pytest
 
+from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import ModelConfig
@@ -21,6 +23,7 @@ from geojax.planner.search.request import PlanRequest
 from geojax.planner.search.search import search
 from geojax.planner.search.space import shapes
 from geojax.planner.search.variations import most_in_flight, variations
+from geojax.settings import leaves_by_key
 from geojax.topology import Topology
 
 MODEL = ModelConfig.load("mixtral-8x7b").replace(num_hidden_layers=8)
@@ -41,14 +44,32 @@ NEW_RUN = {
     "data": {"sources": [{"name": "python", "builtin": "python-stdlib"}]},
 }
 WAYS = {
-    "replicas": LayoutCandidate(dc=2, data=8, zero_stage=3, microbatches=2),
-    "long sequences": LayoutCandidate(dc=2, data=2, context=4, microbatches=8),
-    "islands": LayoutCandidate(dc=2, join="islands", data=8, microbatches=2),
-    "stages": LayoutCandidate(dc=2, dc_role="stage", pipeline_stages=4, data=4, microbatches=8),
-    "stages of islands": LayoutCandidate(
-        dc=2, dc_role="stage", join="islands", pipeline_stages=2, data=8, microbatches=4
+    "replicas": LayoutCandidate.made(
+        sequence_length=16384, microbatches=2, mesh={"dc": 2, "data": 8}, zero={"stage": 3}
+    ),
+    "long sequences": LayoutCandidate.made(
+        sequence_length=16384, microbatches=8, mesh={"dc": 2, "data": 2, "context": 4}
+    ),
+    "islands": LayoutCandidate.made(
+        sequence_length=16384, microbatches=2, mesh={"dc": 2, "data": 8}, dc={"join": "islands"}
+    ),
+    "stages": LayoutCandidate.made(
+        sequence_length=16384,
+        microbatches=8,
+        mesh={"dc": 2, "stage": 2, "data": 4},
+        dc={"role": "stage"},
+    ),
+    "stages of islands": LayoutCandidate.made(
+        sequence_length=16384,
+        microbatches=4,
+        mesh={"dc": 2, "stage": 1, "data": 8},
+        dc={"role": "stage", "join": "islands"},
     ),
 }
+
+
+NOT_CHOSEN = {"batch.global_batch_size", "batch.sequence_length", "dc.timeline_step"}
+"""Settings of a layout that are given, or choose nothing about it."""
 
 
 def varied(layout, request=OPEN):
@@ -68,25 +89,30 @@ def tried():
 
 def test_every_field_of_a_layout_belongs_to_one_dimension():
     fields = Counter(field for dimension in DIMENSIONS for field in dimension.fields)
-    assert set(fields) == {field.name for field in dataclasses.fields(LayoutCandidate)}
+    whole = Layout(batch={"global_batch_size": 1, "sequence_length": 1}).model_dump()
+    of_layout = {name for name, _ in leaves_by_key(whole)} | {"site_shares"}
+    assert set(fields) == of_layout - NOT_CHOSEN
     assert set(fields.values()) == {1}
 
 
 def test_every_dimension_is_searched_or_left_out_with_a_reason(tried):
-    settled = {"layers", "bucket_bytes", "overlap_grad_reduce"}  # when they are timed
+    # When they are timed:
+    settled = {"pipeline.layers", "communication.bucket_bytes", "communication.overlap_grad_reduce"}
     for dimension in DIMENSIONS:
         for field in dimension.fields:
-            values = {getattr(layout, field) for layout in tried}
+            of = operator.attrgetter(field)
+            values = {of(layout) for layout in tried}
             searched = len(values) > 1 or field in settled
-            if field == "sequence_parallel":
-                searched = len({each.sequence_parallel for each in tried if each.tensor > 1}) > 1
+            if field == "parallelism.sequence":
+                searched = len({of(each) for each in tried if each.mesh.tensor > 1}) > 1
             left_out = dimension.left_out(OPEN) is not None
             assert searched != left_out, (dimension.name, field, values)
 
 
 def test_every_schedule_is_tried_in_one_program_and_as_islands(tried):
     for join in ("one_program", "islands"):
-        assert {each.schedule for each in tried if each.join == join} == set(SCHEDULES)
+        of_join = [each.pipeline.schedule for each in tried if each.dc.join == join]
+        assert set(of_join) == set(SCHEDULES)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -94,13 +120,13 @@ def test_a_varied_layout_is_a_run(way):
     others = varied(WAYS[way])
     assert others
     for layout in others:
-        RunConfig.model_validate(NEW_RUN | run_settings(layout, OPEN.sequence_length))
+        RunConfig.model_validate(NEW_RUN | run_settings(layout))
 
 
 def test_a_schedule_that_bends_holds_as_many_microbatches_as_fit():
-    layout = dataclasses.replace(WAYS["stages"], schedule="latency_hiding", remat="full")
+    layout = WAYS["stages"].changed(pipeline={"schedule": "latency_hiding"}, remat="full")
     one, two = (
-        least_room(OPEN, dataclasses.replace(layout, memory_limit=limit)).memory.bytes
+        least_room(OPEN, layout.changed(pipeline={"memory_limit": limit})).memory.bytes
         for limit in (1, 2)
     )
     request = dataclasses.replace(OPEN, memory_bytes=one + 4.5 * (two - one))
@@ -112,9 +138,9 @@ def test_a_schedule_that_bends_holds_as_many_microbatches_as_fit():
     assert most_in_flight(layout, lambda _: True) == 8
     assert most_in_flight(layout, lambda _: False) == 0
     limits = {
-        each.memory_limit
+        each.pipeline.memory_limit
         for each in variations(request, layout, fits)
-        if each.schedule == "latency_hiding"
+        if each.pipeline.schedule == "latency_hiding"
     }
     assert limits <= {4, 5}
 
@@ -131,7 +157,7 @@ def test_the_reasons_depend_on_the_request():
     assert "context (for sequences of more than 8,192 tokens)" in left_out(sequence_length=4096)
     assert "sharding across sites" in left_out(optimizer=OptimizerSettings(name="muon"))
     assert not any(
-        each.shard_across_sites
+        each.zero.across_sites
         for each in varied(
             WAYS["replicas"], dataclasses.replace(OPEN, optimizer=OptimizerSettings(name="muon"))
         )
@@ -167,8 +193,8 @@ def test_a_schedule_of_the_registry_may_win():
     )
 
     def timer(layout):
-        return predict(model, layout, far, sequence_length=8192, calibration=Calibration())
+        return predict(model, layout, far, calibration=Calibration())
 
     best = search(request, timer, Calibration(), keep=4).best
-    assert best[0].layout.schedule in ("latency_hiding", "latency_hiding_split", "geopipe")
-    assert any(each.layout.schedule.startswith("latency_hiding") for each in best)
+    assert best[0].layout.pipeline.schedule in ("latency_hiding", "latency_hiding_split", "geopipe")
+    assert any(each.layout.pipeline.schedule.startswith("latency_hiding") for each in best)

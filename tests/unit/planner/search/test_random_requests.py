@@ -72,7 +72,6 @@ def found_for(request):
             request.model,
             layout,
             request.topology,
-            sequence_length=request.sequence_length,
             calibration=CALIBRATION,
             optimizer=request.optimizer,
         )

@@ -51,7 +51,6 @@ def timer_of(request):
             request.model,
             layout,
             topology,
-            sequence_length=request.sequence_length,
             calibration=CALIBRATION,
         )
 
@@ -82,11 +81,11 @@ def test_every_layout_uses_all_accelerators_and_the_whole_batch():
     refused = Counter()
     found = list(itertools.islice(shapes(request, refused), 0, None, 7))
     assert {layout.devices for layout in found} == {16}
-    assert {layout.global_batch_size for layout in found} == {32}
-    assert {layout.dc_role for layout in found} == {"data", "stage"}
-    assert max(layout.tensor for layout in found) == 8, "no more than a host has"
-    assert {layout.expert for layout in found} == {1, 2, 4, 8}
-    assert {layout.context for layout in found} >= {1, 8}
+    assert {layout.batch.global_batch_size for layout in found} == {32}
+    assert {layout.dc.role for layout in found} == {"data", "stage"}
+    assert max(layout.mesh.tensor for layout in found) == 8, "no more than a host has"
+    assert {layout.mesh.expert for layout in found} == {1, 2, 4, 8}
+    assert {layout.mesh.context for layout in found} >= {1, 8}
     assert refused["batch"] == 0
 
 
@@ -94,21 +93,21 @@ def test_compression_and_sharding_over_sites_are_varied_if_they_may_be():
     slow = with_links(request_of().topology, bandwidth=0.1)
     request = request_of(topology=slow, roles=("data",), compressions=("none", "bf16", "int8"))
     found = search(request, timer_of(request), CALIBRATION, keep=2)
-    assert found.best[0].layout.gradient_compression == "int8"
+    assert found.best[0].layout.communication.gradient_compression == "int8"
     plain = request_of(topology=slow, roles=("data",))
     kept = search(plain, timer_of(plain), CALIBRATION, keep=2)
-    assert kept.best[0].layout.gradient_compression == "none"
+    assert kept.best[0].layout.communication.gradient_compression == "none"
     assert kept.best[0].seconds > found.best[0].seconds
 
 
 def test_islands_have_stages_inside_in_role_stage_alone_and_a_low_zero():
     request = request_of(joins=("islands",))
     found = list(meshes(request, Counter()))
-    assert {mesh.join for mesh in found} == {"islands"}
-    assert {mesh.pipeline_stages for mesh in found if mesh.dc_role == "stage"} == {2, 4, 8}
-    assert {mesh.pipeline_stages for mesh in found if mesh.dc_role == "data"} == {1}
+    assert {mesh.dc.join for mesh in found} == {"islands"}
+    assert {mesh.pipeline_stages for mesh in found if mesh.dc.role == "stage"} == {2, 4, 8}
+    assert {mesh.pipeline_stages for mesh in found if mesh.dc.role == "data"} == {1}
     sharded = {
-        each.layout.zero_stage
+        each.layout.zero.stage
         for shape in shapes(request, Counter())
         for each in fitting(request, shape, Counter())
     }
@@ -150,12 +149,12 @@ def test_islands_of_other_accelerators_get_layers_in_proportion():
         request_of(topology=mixed)
     request = request_of(topology=mixed, joins=("islands",), roles=("stage",))
     best = search(request, timer_of(request), CALIBRATION, keep=1).best[0]
-    layers = best.layout.layers
+    layers = best.layout.pipeline.layers
     half = len(layers) // 2
     assert sum(layers) == 8
     assert sum(layers[:half]) > sum(layers[half:]), "an H100 computes more than an A100"
     alike = request_of(joins=("islands",), roles=("stage",))
-    layers = search(alike, timer_of(alike), CALIBRATION, keep=1).best[0].layout.layers
+    layers = search(alike, timer_of(alike), CALIBRATION, keep=1).best[0].layout.pipeline.layers
     assert sum(layers[: len(layers) // 2]) in (4, 5), "the last stage has the head, too"
 
 
@@ -167,13 +166,17 @@ def test_layers_and_buckets_are_settled_as_they_were_timed():
         for found in [search(request, timer, CALIBRATION, keep=8).best]
         for has_stages in (True, False)
     )
-    assert sum(piped.layout.layers) == 8
-    assert whole.layout.layers is None
+    assert sum(piped.layout.pipeline.layers) == 8
+    assert whole.layout.pipeline.layers is None
     for each in (piped, whole):
         layout = each.layout
-        assert "auto" not in (layout.bucket_bytes, layout.bucket_layers, layout.overlap_grad_reduce)
+        assert "auto" not in (
+            layout.communication.bucket_bytes,
+            layout.communication.bucket_layers,
+            layout.communication.overlap_grad_reduce,
+        )
         assert timer(layout).step_seconds == pytest.approx(each.seconds)
-        settings = run_settings(layout, request.sequence_length)
+        settings = run_settings(layout)
         config = RunConfig.model_validate(NEW_RUN | settings)
         assert layout_of_run(config) == layout, "the run that is written is the layout"
 
@@ -185,15 +188,13 @@ def test_a_request_needs_links_and_a_sequence_that_the_model_can_read():
         request_of(model=ModelConfig.load("llama3-70b"), sequence_length=2**18)
 
 
-LAYOUT = LayoutCandidate(
-    dc=2,
-    data=8,
-    zero_stage=2,
+LAYOUT = LayoutCandidate.made(
+    sequence_length=2048,
     microbatches=2,
+    mesh={"dc": 2, "data": 8},
+    zero={"stage": 2},
     remat="full",
-    # With "auto" a resource may also change the buckets, and the shares are not those of one step.
-    overlap_grad_reduce=False,
-    bucket_bytes=2**22,
+    communication={"overlap_grad_reduce": False, "bucket_bytes": 2**22},
 )
 
 
@@ -223,30 +224,36 @@ def test_more_memory_may_save_time():
 
 def test_a_timeline_is_that_of_the_pipeline_in_its_mode():
     request = request_of()
-    stage = LayoutCandidate(
-        dc=2, dc_role="stage", pipeline_stages=4, data=4, microbatches=8, schedule="branch_free"
+    stage = LayoutCandidate.made(
+        sequence_length=2048,
+        microbatches=8,
+        mesh={"dc": 2, "stage": 2, "data": 4},
+        dc={"role": "stage"},
+        pipeline={"schedule": "branch_free"},
     )
     timeline, sites = step_timeline(request, stage, CALIBRATION)
     assert sites == ("east", "east", "west", "west")
     assert len(timeline.schedule.orders) == 4
     assert timeline.schedule.name == "branch_free, 8 of 8 microbatches"
-    inside = dataclasses.replace(stage, dc_role="data", data=2)
+    inside = stage.changed(dc={"role": "data"}, mesh={"stage": 4, "data": 2})
+    inside = inside.with_microbatches(8, 1)
     assert step_timeline(request, inside, CALIBRATION).sites == ("east",) * 4
-    island = dataclasses.replace(stage, join="islands", pipeline_stages=2, schedule="geopipe")
+    island = stage.changed(
+        dc={"join": "islands"}, mesh={"stage": 1}, pipeline={"schedule": "geopipe"}
+    )
     assert step_timeline(request, island, CALIBRATION).timeline.seconds > 0
     assert step_timeline(request, LAYOUT, CALIBRATION) is None
 
 
 def test_a_sweep_finds_where_roles_cross():
     request = request_of()
-    stage = LayoutCandidate(
-        dc=2,
-        dc_role="stage",
-        pipeline_stages=2,
-        data=8,
+    stage = LayoutCandidate.made(
+        sequence_length=2048,
         microbatches=4,
+        mesh={"dc": 2, "stage": 1, "data": 8},
+        dc={"role": "stage"},
         remat="full",
-        schedule="branch_free",
+        pipeline={"schedule": "branch_free"},
     )
     roles = {"data": [LAYOUT], "stage": [stage]}
     bandwidth, round_trip = sweeps(roles, request.topology, timer_of(request))

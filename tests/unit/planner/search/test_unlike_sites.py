@@ -54,7 +54,6 @@ def timer_of(request):
             request.model,
             layout,
             topology,
-            sequence_length=request.sequence_length,
             calibration=CALIBRATION,
         )
 
@@ -141,10 +140,10 @@ def test_sites_that_are_alike_are_planned_as_before():
     for candidate in found(request):
         layout = candidate.layout
         assert in_proportion(request, layout, works) == layout
-        sequences = 48 // (1 if layout.dc_role == "stage" else 2)
+        sequences = 48 // (1 if layout.dc.role == "stage" else 2)
         stages = layout.stages_per_site[0]
-        given = (SiteShare(stages, layout.data, sequences),) * 2
-        shared = dataclasses.replace(layout, site_shares=given)
+        given = (SiteShare(stages, layout.mesh.data, sequences),) * 2
+        shared = layout.with_shares(given)
         assert least_room(request, shared).memory == candidate.memory
         assert timer(shared).terms == candidate.prediction.terms
         exposed = sum(
@@ -160,7 +159,7 @@ def test_sites_of_other_numbers_have_more_stages_or_replicas():
     request = request_of(sites_of(2, 1))
     for layout in itertools.islice(shapes(request, Counter()), 0, None, 5):
         assert layout.devices_per_site == (16, 8)
-        assert layout.global_batch_size == 48
+        assert layout.batch.global_batch_size == 48
         assert not layout.is_trainable
         sizes = [share.stages * share.data for share in layout.site_shares]
         assert sizes[0] == 2 * sizes[1]
@@ -175,9 +174,9 @@ def test_bounds_are_below_and_what_is_dealt_out_is_whole(role):
             layout = in_proportion(request, each.layout, bounds.works)
             made = timer(layout)
             assert bounds.seconds(each.layout) <= 1.001 * made.step_seconds, layout
-            assert layout.global_batch_size == 48
+            assert layout.batch.global_batch_size == 48
             if role == "stage":
-                assert sum(layout.layers) == 8
+                assert sum(layout.pipeline.layers) == 8
             assert 0 < one_site_efficiency(layout, request.topology, timer) <= 1.001
 
 
@@ -216,9 +215,9 @@ def test_a_site_of_little_memory_holds_as_much_as_it_has():
     request = request_of(topology, roles=("stage",))
     for candidate in found(request):
         assert all(room.fits for room in rooms(request, candidate.layout))
-        even = dataclasses.replace(candidate.layout, layers=None)
-        half = len(candidate.layout.layers) // 2
-        assert sum(candidate.layout.layers[half:]) < 4, "fewer than an even half"
+        even = candidate.layout.changed(pipeline={"layers": None})
+        half = len(candidate.layout.pipeline.layers) // 2
+        assert sum(candidate.layout.pipeline.layers[half:]) < 4, "fewer than an even half"
         if not least_room(request, even).fits:
             break
     else:
@@ -252,7 +251,7 @@ def test_what_does_not_fit_names_the_site_and_what_would():
 def test_a_batch_of_replicas_is_dealt_out_in_whole_microbatches():
     request = request_of(sites_of(2, 1), roles=("data",))
     mesh = next(meshes(request, Counter()))
-    assert with_batch(mesh, 48, 1).global_batch_size == 48
+    assert with_batch(mesh, 48, 1).batch.global_batch_size == 48
     assert with_batch(mesh, 2, 1) is None
     assert with_batch(mesh, 48, 8) is None or with_batch(mesh, 48, 8).microbatch_size == 8
 
@@ -270,16 +269,12 @@ def test_the_plan_without_a_site_is_that_of_the_others():
 def test_stages_of_a_later_site_hold_fewer_microbatches(limit):
     held = tick_table("1f1b", Placement.linear(4), 8, (1, 1, 1), limit).schedule.in_flight
     request = request_of(sites_of(1, 1, kinds=("h100-sxm", "a100-sxm-80gb")), roles=("stage",))
-    layout = LayoutCandidate(
-        dc=2,
-        join="islands",
-        dc_role="stage",
-        pipeline_stages=4,
-        layers=(2, 2, 2, 2),
-        data=4,
+    layout = LayoutCandidate.made(
+        sequence_length=2048,
         microbatches=8,
-        memory_limit=limit,
-        schedule="1f1b",
+        mesh={"dc": 2, "stage": 2, "data": 4},
+        dc={"join": "islands", "role": "stage"},
+        pipeline={"layers": (2, 2, 2, 2), "memory_limit": limit, "schedule": "1f1b"},
     )
     first, second = (room.memory.activations for room in rooms(request, layout))
     assert second == pytest.approx(first * held[2] / held[0])
