@@ -33,7 +33,6 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.island_plan import data_part, island_plan, site_programs, stage_parts
 from geojax.islands.programs.site_programs import SitePrograms
-from geojax.optim import bytes_per_device
 from geojax.planner.compile_target import CompileTarget
 from geojax.planner.memory import CompiledMemory
 from geojax.planner.resolve.run_memory import run_memory
@@ -42,6 +41,7 @@ from geojax.planner.resolve.site_schedule import bucket_layers
 from geojax.planner.resolve.traced_run import trace_on
 from geojax.runtime.compilation import without_compilation_cache
 from geojax.runtime.xla_flags import gpu_compiler_options
+from geojax.sharding import bytes_per_device
 
 SEED = 20261125
 LAYOUTS = 7

@@ -64,15 +64,11 @@ from geojax.models import (
     loss_sum,
     parameter_count,
 )
-from geojax.optim import (
-    OptimizerSettings,
-    leaf_layout,
-    learning_rate_schedule,
-    make_optimizer,
-)
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.optim.parameter_groups import decay_weights
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
+from geojax.sharding import leaf_layout
 from geojax.step.batches import global_batch, global_signals
 from geojax.step.plan import BATCH_AXES, SIGNALS, StepPlan
 from geojax.step.program import batch_shape, lower_step

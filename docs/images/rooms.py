@@ -41,6 +41,7 @@ FLOORS = (
             ("precision", "dtypes, FP8 recipes"),
             ("collectives", "sums in and between sites"),
             ("data", "tokens, packing, order"),
+            ("sharding", "shards of each leaf"),
             ("hlo", "reads compiled programs"),
         ),
     ),

@@ -23,8 +23,8 @@ from geojax.checkpoint.site_group import SiteGroup, site_groups
 from geojax.checkpoint.site_writer import SiteWriter, reason
 from geojax.errors import LostContactError, RunError, UserError
 from geojax.named_arrays import describe_arrays, leaves_by_name, leaves_of_parts
-from geojax.optim.layout import LeafLayout
 from geojax.runtime import translate_collective_errors
+from geojax.sharding.leaf_layouts import LeafLayout
 
 _logger = logging.getLogger(__name__)
 

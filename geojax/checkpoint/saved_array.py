@@ -21,7 +21,7 @@ import tensorstore
 from jax.sharding import Mesh
 
 from geojax.named_arrays import is_expendable
-from geojax.optim.layout import PADDING, LeafLayout
+from geojax.sharding.leaf_layouts import PADDING, LeafLayout
 
 Indices = tuple[np.ndarray, ...]
 """Along each dim of a leaf the model's index of each position; `PADDING` where there is none."""

@@ -25,7 +25,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.checkpoint.saved_array import indices_of_site
-from geojax.optim.layout import PADDING, LeafLayout
+from geojax.sharding.leaf_layouts import PADDING, LeafLayout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,7 @@ from geojax.models import (
     parameter_shapes,
     partitions,
 )
-from geojax.optim import layout
+from geojax.sharding import leaf_layouts
 
 BATCH_AXES = ("data", "expert")
 """The mesh axes over which sequences are sharded."""
@@ -96,7 +96,7 @@ def parallelism_of(mesh: Mesh) -> Parallelism:
 
 def weight_layouts(config: ModelConfig, mesh: Mesh, dtype: Any) -> Any:
     """Lay out the weights of `config` on `mesh`, to compute in `dtype`: a tree of `LeafLayout`s."""
-    layouts = layout.parameter_layouts(
+    layouts = leaf_layouts.parameter_layouts(
         parameter_shapes(config, dtype),
         mesh,
         partitions(config, parallelism_of(mesh)),

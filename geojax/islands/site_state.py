@@ -19,9 +19,9 @@ from jax.sharding import Mesh, NamedSharding
 
 from geojax.islands.programs.site_part import SitePart
 from geojax.named_arrays import leaf_name, leaves_by_name
-from geojax.optim import LeafLayout, StageAssignment
 from geojax.optim.optimizer import optimizer_layouts
-from geojax.optim.stage_assignment import PADDING_LAYER
+from geojax.sharding import LeafLayout, StageAssignment
+from geojax.sharding.stage_assignment import PADDING_LAYER
 from geojax.step.amax_history import SITE_DIM
 from geojax.step.error_feedback import errors_of_site
 from geojax.step.plan import StepPlan

@@ -14,7 +14,7 @@ import optax
 from geojax.collectives import all_reduce
 from geojax.collectives.axes import varying_axes
 from geojax.models.parameters import is_score_bias
-from geojax.optim.layout import LeafLayout
+from geojax.sharding.leaf_layouts import LeafLayout
 
 
 def global_norm(gradients: Any, layouts: Any = None) -> jax.Array:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import jax
 
-from geojax.optim.layout import LeafLayout
 from geojax.precision import is_quantized_weight
+from geojax.sharding.leaf_layouts import LeafLayout
 
 Key = TypeVar("Key", bound=Hashable)
 

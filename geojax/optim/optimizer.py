@@ -11,7 +11,6 @@ from geojax.optim.algorithms.adafactor import DIM_OF_MEANS
 from geojax.optim.averages import average_weights, schedule_free
 from geojax.optim.clip import clip_by_global_norm
 from geojax.optim.expert_bias import balance_experts
-from geojax.optim.layout import LeafLayout, replicated
 from geojax.optim.parameter_groups import (
     LeafSettings,
     ParameterGroup,
@@ -23,6 +22,7 @@ from geojax.optim.parameter_groups import (
 from geojax.optim.registry import FALLBACK, MomentSettings, OptimizerName, optimizer_entry
 from geojax.optim.schedules import ScheduleSettings, learning_rate_schedule
 from geojax.optim.skipped_steps import SkipAwareTransformation, keep_on_skipped_steps
+from geojax.sharding.leaf_layouts import LeafLayout, replicated
 
 
 class OptimizerSettings(ScheduleSettings, MomentSettings):

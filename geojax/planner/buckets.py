@@ -23,10 +23,10 @@ import jax
 from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.models.frozen import trained_part
-from geojax.optim import SHARD_AXES
 from geojax.planner.traffic.by_axes import ranks_of
 from geojax.planner.traffic.gradients import GradientMessages, gradient_messages
 from geojax.quantities import quantity
+from geojax.sharding import SHARD_AXES
 from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 from geojax.step.grad_sinks import warmup_iterations
 from geojax.step.plan import StepPlan

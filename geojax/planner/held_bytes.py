@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from geojax.models import ModelConfig
-from geojax.optim import layout
 from geojax.pipeline.schedule import LayerBytes
+from geojax.sharding import leaf_layouts
 from geojax.step.amax_history import history_layouts, prev_amax
 from geojax.step.forward_backward import ForwardBackward
 from geojax.step.plan import StepPlan
@@ -49,5 +49,5 @@ def layer_bytes(
         out_specs=PartitionSpec(),
         check_vma=True,
     )
-    jax.eval_shape(program, layout.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
+    jax.eval_shape(program, leaf_layouts.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
     return found[0]

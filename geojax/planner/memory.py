@@ -17,12 +17,7 @@ import jax
 
 from geojax.hlo import Traffic
 from geojax.models import ModelConfig
-from geojax.optim import (
-    LeafLayout,
-    OptimizerSettings,
-    learning_rate_schedule,
-    make_optimizer,
-)
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.planner.flat_program import Buffer, FlatProgram, Operation, flatten
 from geojax.planner.live_bytes import (
     XLA_ACCELERATOR,
@@ -34,6 +29,7 @@ from geojax.planner.live_bytes import (
 )
 from geojax.planner.step_traffic import step_traffic
 from geojax.runtime.platform import Platform, platform_of
+from geojax.sharding import LeafLayout
 from geojax.step.plan import StepPlan
 from geojax.step.program import trace_evaluation, trace_step
 from geojax.step.state import TrainState, state_layouts

@@ -28,12 +28,12 @@ from geojax.models.chunk.chunk import ChunkWeights
 from geojax.models.chunk.layer_io import StackedGradients
 from geojax.models.parallel.varying import vary_over, zeros_of
 from geojax.models.transformer import read_by_head
-from geojax.optim import layout
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
 from geojax.precision import attach_amax
 from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import TIMEOUT_SECONDS, collect
 from geojax.runtime import Watchdog, WatchdogSettings, barrier
+from geojax.sharding import leaf_layouts
 from geojax.step.amax_history import history_layouts, prev_amax
 from geojax.step.forward_backward import ForwardBackward
 from geojax.step.gather import gather_weights
@@ -237,7 +237,7 @@ class _Pieces:
             return padded, history, jax.tree.map(lambda x, s: x.astype(s.dtype), batch, shapes)
 
         shardings = (
-            *(layout.shardings(each, plan.mesh) for each in layout_trees),
+            *(leaf_layouts.shardings(each, plan.mesh) for each in layout_trees),
             jax.tree.map(
                 lambda spec: NamedSharding(plan.mesh, spec),
                 self._specs[2],

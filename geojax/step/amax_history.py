@@ -23,9 +23,9 @@ from geojax.collectives.axes import drop_single, to_varying
 from geojax.mesh import AXES
 from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.parameters import UNQUANTIZED
-from geojax.optim import LeafLayout
-from geojax.optim.layout import DimSharding
 from geojax.precision import AMAX
+from geojax.sharding import LeafLayout
+from geojax.sharding.leaf_layouts import DimSharding
 from geojax.step.plan import StepPlan
 from geojax.step.stage_layers import stage_assignments
 

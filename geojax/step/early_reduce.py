@@ -30,10 +30,10 @@ import jax.numpy as jnp
 from geojax.models import Parameters
 from geojax.models.chunk.layer_io import layers_slice
 from geojax.named_arrays import leaves_by_name
-from geojax.optim import LeafLayout
 from geojax.pipeline.execution import StageWeights
 from geojax.pipeline.execution.ready_parts import Part, ready_parts
 from geojax.pipeline.schedule import TickTable
+from geojax.sharding import LeafLayout
 from geojax.step.grad_reduce import (
     GradReduce,
     ReducedGradients,

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 
 from geojax.named_arrays import ERROR_FEEDBACK, leaf_name, shape_and_dtype
-from geojax.optim.layout import DimSharding, LeafLayout
-from geojax.optim.stage_assignment import StageAssignment
+from geojax.sharding.leaf_layouts import DimSharding, LeafLayout
+from geojax.sharding.stage_assignment import StageAssignment
 from geojax.step.plan import StepPlan
 
 

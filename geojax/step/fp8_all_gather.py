@@ -29,9 +29,9 @@ from jax import lax
 from geojax.mesh import AXES
 from geojax.models import Parameters
 from geojax.models.parameters import UNQUANTIZED
-from geojax.optim import LeafLayout
 from geojax.optim.leaf_groups import shard_axes
 from geojax.precision import AMAX, quantize_weight
+from geojax.sharding import LeafLayout
 from geojax.step.plan import StepPlan
 
 

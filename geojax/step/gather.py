@@ -18,9 +18,9 @@ from jax import lax
 
 from geojax.collectives import all_gather
 from geojax.collectives.axes import to_varying, varying_axes
-from geojax.optim import LeafLayout
 from geojax.optim.leaf_groups import map_by_group, shard_axes, shard_dim
 from geojax.precision import QuantizedWeight, Weight
+from geojax.sharding import LeafLayout
 from geojax.step.plan import StepPlan
 
 

@@ -37,8 +37,8 @@ from geojax.collectives.axes import drop_single, to_varying, varying_axes
 from geojax.collectives.buckets import plan_buckets
 from geojax.collectives.exchange import SiteSum, exchange_together
 from geojax.mesh import AXES
-from geojax.optim import LeafLayout
 from geojax.optim.leaf_groups import group, map_by_group, shard_axes, shard_dim
+from geojax.sharding import LeafLayout
 from geojax.step.plan import StepPlan
 
 

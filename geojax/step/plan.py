@@ -12,7 +12,6 @@ from geojax.config.layout_sections import CommunicationSettings
 from geojax.config.pipeline_settings import PipelineSettings
 from geojax.mesh import AXES
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.optim import SHARD_AXES
 from geojax.pipeline.execution.cliques import cliques_agree
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import Backend, LinearMatmul, LossScaleSettings, Policy
@@ -23,6 +22,7 @@ from geojax.runtime.xla_flags import (
     MULTI_STREAM_OPTIONS,
     ONE_CLIQUE_OPTIONS,
 )
+from geojax.sharding import SHARD_AXES
 from geojax.step.stage_layers import StagedLayers
 
 BATCH_AXES = ("dc", *SHARD_AXES)

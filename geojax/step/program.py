@@ -9,7 +9,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.models import ModelConfig
-from geojax.optim import layout
+from geojax.sharding import leaf_layouts
 from geojax.step.amax_history import prev_amax
 from geojax.step.gradients import batch_loss
 from geojax.step.plan import SIGNALS, StepPlan
@@ -58,7 +58,7 @@ def trace_step(
         check_vma=True,
     )
     arguments = (
-        layout.abstract(layouts, plan.mesh),
+        leaf_layouts.abstract(layouts, plan.mesh),
         batch_on_mesh(batch, plan),
         signals_on_mesh(plan),
         jax.ShapeDtypeStruct((), jnp.uint32, sharding=NamedSharding(plan.mesh, PartitionSpec())),
@@ -99,7 +99,7 @@ def trace_evaluation(
         out_specs=PartitionSpec(),
         check_vma=True,
     )
-    arguments = (layout.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
+    arguments = (leaf_layouts.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
     return jax.jit(program).trace(*arguments)
 
 

@@ -9,10 +9,10 @@ import jax
 from geojax.config.layout import Layout
 from geojax.models import ModelConfig
 from geojax.models.parameters import parameter_shapes
-from geojax.optim import StageAssignment
-from geojax.optim.stage_assignment import PADDING_LAYER
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import Placement
+from geojax.sharding import StageAssignment
+from geojax.sharding.stage_assignment import PADDING_LAYER
 
 
 @dataclasses.dataclass(frozen=True)

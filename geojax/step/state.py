@@ -14,10 +14,10 @@ from geojax.models import ModelConfig, Parameters, init_parameters, parameter_sh
 from geojax.models.frozen import combine, frozen_part, mark_frozen, trained_part
 from geojax.models.parallel.partition import partitions
 from geojax.named_arrays import AMAX_HISTORY, shape_and_dtype
-from geojax.optim import LeafLayout, layout
 from geojax.optim.averages import evaluated_weights
 from geojax.optim.optimizer import optimizer_layouts
 from geojax.precision import LossScale
+from geojax.sharding import LeafLayout, leaf_layouts
 from geojax.step.amax_history import history_layouts
 from geojax.step.error_feedback import error_layouts, saved_errors, share_errors_among_sites
 from geojax.step.plan import StepPlan
@@ -79,7 +79,7 @@ def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
         stages = stage_assignments(model, plan.staged_layers, plan.stage_axes)
 
     def lay_out(*, across_sites: bool) -> Any:
-        return layout.parameter_layouts(
+        return leaf_layouts.parameter_layouts(
             parameter_shapes(model, plan.policy.master_dtype),
             plan.mesh,
             partitions(model, plan.parallelism),
@@ -102,11 +102,11 @@ def state_layouts(
     """Lay out every leaf of the state of `model`: a tree of `LeafLayout`s."""
     weights = parameter_layouts(model, plan)
     parameters = trained_part(weights)
-    count = layout.replicated(jax.ShapeDtypeStruct((), jnp.int32))
+    count = leaf_layouts.replicated(jax.ShapeDtypeStruct((), jnp.int32))
     loss_scale = None
     if plan.policy.scales_loss:
         start = functools.partial(LossScale.start, plan.loss_scale)
-        loss_scale = jax.tree.map(layout.replicated, jax.eval_shape(start))
+        loss_scale = jax.tree.map(leaf_layouts.replicated, jax.eval_shape(start))
     return TrainState(
         step=count,
         parameters=parameters,
@@ -166,7 +166,7 @@ def initial_state(
             frozen=padded(frozen_part(weights), layouts.frozen),
         )
 
-    compiled = jax.jit(make, out_shardings=layout.shardings(layouts, plan.mesh))
+    compiled = jax.jit(make, out_shardings=leaf_layouts.shardings(layouts, plan.mesh))
     state: TrainState = compiled(jax.random.key(seed))
     return state
 

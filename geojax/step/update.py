@@ -24,8 +24,9 @@ import optax
 
 from geojax.collectives import FLOAT32, after, all_reduce
 from geojax.models import ModelConfig
-from geojax.optim import SHARD_AXES, apply_updates, global_norm, keep_on_skipped_steps, select
+from geojax.optim import apply_updates, global_norm, keep_on_skipped_steps, select
 from geojax.precision import LossScale
+from geojax.sharding import SHARD_AXES
 from geojax.step.amax_history import max_in_site, max_over_sites, next_history, prev_amax
 from geojax.step.gradients import step_gradients
 from geojax.step.plan import SIGNALS, StepPlan

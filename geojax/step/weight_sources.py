@@ -21,8 +21,8 @@ from geojax.models.chunk.layer_io import (
     layer_slice,
 )
 from geojax.models.parallel.varying import zero_after
-from geojax.optim import LeafLayout
 from geojax.precision import attach_amax, is_quantized_weight
+from geojax.sharding import LeafLayout
 from geojax.step.fp8_all_gather import kernel_amax, quantize_kernels
 from geojax.step.gather import gather_across_sites, gather_in_site, gather_weights
 from geojax.step.plan import StepPlan

@@ -16,11 +16,12 @@ from geojax.models import parameter_count
 from geojax.models.attention import chosen_implementation
 from geojax.models.frozen import unmarked
 from geojax.models.lora import merge_adapters
-from geojax.optim import bytes_per_device, learning_rate_schedule, make_optimizer
+from geojax.optim import learning_rate_schedule, make_optimizer
 from geojax.quantities import quantity
 from geojax.runtime import flags_in_force
 from geojax.runtime.liveness.heartbeat import read_heartbeats
 from geojax.runtime.platform import platform_of
+from geojax.sharding import bytes_per_device
 from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.config_plan import fp8_backend_of, step_plan
 from geojax.step.plan import StepPlan

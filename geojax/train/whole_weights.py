@@ -8,9 +8,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.accelerators import accelerator_of
 from geojax.models import ModelConfig, parameter_count
-from geojax.optim import LeafLayout, bytes_per_device
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import usable_memory
+from geojax.sharding import LeafLayout, bytes_per_device
 from geojax.step.plan import StepPlan
 from geojax.step.state import TrainState
 

@@ -19,8 +19,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from geojax.checkpoint import Checkpointer, manifest
 from geojax.errors import UserError
-from geojax.optim.layout import DimSharding, LeafLayout
 from geojax.runtime import simulate_devices
+from geojax.sharding.leaf_layouts import DimSharding, LeafLayout
 
 MODEL = {"layers": 2}
 WEIGHTS = np.arange(24 * 7, dtype=np.float32).reshape(24, 7) / 3

@@ -10,9 +10,10 @@ from support.plans import step_plan_on
 from support.small_models import model_of
 
 from geojax import make_mesh
-from geojax.optim import OptimizerSettings, layout, make_optimizer
+from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.pipeline.schedule import Placement
 from geojax.precision import policy
+from geojax.sharding import leaf_layouts
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import initial_state, state_layouts
 
@@ -78,7 +79,7 @@ def numbered(name):
 
 def on_devices(whole, layouts, mesh):
     padded = whole_state.pad(jax.tree.map(jnp.asarray, whole), layouts, mesh)
-    return jax.device_put(padded, layout.shardings(layouts, mesh))
+    return jax.device_put(padded, leaf_layouts.shardings(layouts, mesh))
 
 
 def assert_same_bits(actual, expected):

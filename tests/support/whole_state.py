@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from geojax.optim.layout import LeafLayout, abstract, shardings
+from geojax.sharding.leaf_layouts import LeafLayout, abstract, shardings
 
 
 def abstract_unpadded(layouts: Any, mesh: Mesh) -> Any:

@@ -15,7 +15,7 @@ from geojax.errors import UserError
 from geojax.models.huggingface import HuggingFaceWeights, Slices
 from geojax.named_arrays import leaves_by_name
 from geojax.optim.averages import restart_average
-from geojax.optim.layout import PADDING, LeafLayout
+from geojax.sharding.leaf_layouts import PADDING, LeafLayout
 
 
 class PartReader(Protocol):

@@ -18,8 +18,8 @@ from geojax.checkpoint.site_group import site_groups
 from geojax.errors import UserError
 from geojax.named_arrays import leaves_by_name
 from geojax.optim.averages import AVERAGE
-from geojax.optim.layout import PADDING
 from geojax.paths import resolved_path
+from geojax.sharding.leaf_layouts import PADDING
 
 
 @dataclasses.dataclass(frozen=True)

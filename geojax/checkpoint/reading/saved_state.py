@@ -32,7 +32,7 @@ from geojax.checkpoint.saved_array import (
 )
 from geojax.checkpoint.site_group import SiteGroup
 from geojax.named_arrays import is_expendable
-from geojax.optim.layout import PADDING, LeafLayout
+from geojax.sharding.leaf_layouts import PADDING, LeafLayout
 
 
 class Crossing(NamedTuple):

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from geojax.collectives import WireFormat, codec
 from geojax.collectives.axes import drop_single
 from geojax.islands.programs.shared import whole
-from geojax.optim import LeafLayout
+from geojax.sharding import LeafLayout
 
 
 class EncodedBucket(NamedTuple):

@@ -33,8 +33,8 @@ from geojax.models.chunk.layer_io import (
     layer_slice,
 )
 from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
-from geojax.optim import LeafLayout
 from geojax.precision import attach_amax, detach_amax
+from geojax.sharding import LeafLayout
 from geojax.step.amax_history import prev_amax
 from geojax.step.forward_backward import ForwardBackward
 from geojax.step.gather import gather_weights

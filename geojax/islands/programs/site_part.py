@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from geojax.islands.programs.values import ChunkSums
 from geojax.models import ModelConfig
-from geojax.optim import LeafLayout
+from geojax.sharding import LeafLayout
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,8 +34,8 @@ from geojax.islands.programs.values import (
     SiteWeights,
     StepInputs,
 )
-from geojax.optim import LeafLayout, layout
 from geojax.pipeline.schedule import LayerBytes
+from geojax.sharding import LeafLayout, leaf_layouts
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_specs, signals_on_mesh
 from geojax.step.state import TrainState, initial_state, parameter_layouts
@@ -200,7 +200,7 @@ class SitePrograms:
 
     def traced(self) -> Iterator[tuple[str, jax.stages.Traced]]:
         """Trace the programs of a step that take most memory, each with its part of the step."""
-        state = layout.abstract(self.layouts, self.plan.mesh)
+        state = leaf_layouts.abstract(self.layouts, self.plan.mesh)
         yield "gather", self.gather.trace(state.parameters, state.amax_history)
         for chunk in self.part.chunks:
             forward, backward = self._traced_passes(chunk)
@@ -245,13 +245,13 @@ class SitePrograms:
     @functools.cached_property
     def _abstract_inputs(self) -> StepInputs:
         number = jax.ShapeDtypeStruct((), jnp.int32)
-        loss_scale = layout.abstract(self.layouts.loss_scale, self.plan.mesh)
+        loss_scale = leaf_layouts.abstract(self.layouts.loss_scale, self.plan.mesh)
         return StepInputs(batch_on_mesh(self._batch, self.plan), loss_scale, number, number)
 
     @functools.cached_property
     def _traced_weights(self) -> dict[int, ChunkParameters]:
         """Shapes of the weights of each chunk; nothing is computed."""
-        state = layout.abstract(self.layouts, self.plan.mesh)
+        state = leaf_layouts.abstract(self.layouts, self.plan.mesh)
         weights = self.gather.eval_shape(state.parameters, state.amax_history)
         return {chunk: self.chunk_weights(weights, chunk) for chunk in self.part.chunks}
 
@@ -267,7 +267,7 @@ class SitePrograms:
     def _traced_reduced(self) -> dict[int, Reduced]:
         """Shapes of the sums of each chunk over its site; nothing is computed."""
         inputs, sums, part = self._abstract_inputs, self._traced_gradients, self.part
-        errors = layout.abstract(self.layouts.error_feedback, self.plan.mesh)
+        errors = leaf_layouts.abstract(self.layouts.error_feedback, self.plan.mesh)
         table = part.table_of_head(sums[max(sums)])
         return {
             chunk: self.reduce[chunk].eval_shape(
@@ -312,7 +312,9 @@ class SitePrograms:
         specs = jax.tree.map(lambda leaf_layout: leaf_layout.spec(), layouts)
         embed = functools.partial(self._passes.embed, layouts)
         program = self._program(embed, (specs, self._input_specs))
-        return program.eval_shape(layout.abstract(layouts, self.plan.mesh), self._abstract_inputs)
+        return program.eval_shape(
+            leaf_layouts.abstract(layouts, self.plan.mesh), self._abstract_inputs
+        )
 
     @functools.cached_property
     def _traced_hop(self) -> Any:

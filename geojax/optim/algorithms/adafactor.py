@@ -17,7 +17,7 @@ import optax
 from geojax.collectives import all_reduce
 from geojax.models import is_matrix_or_table
 from geojax.named_arrays import leaf_name
-from geojax.optim.layout import LeafLayout, replicated
+from geojax.sharding.leaf_layouts import LeafLayout, replicated
 
 DECAY_EXPONENT = 0.8
 """Second moments decay by 1 - t^-0.8 in update t (Shazeer and Stern, arXiv 1804.04235)."""

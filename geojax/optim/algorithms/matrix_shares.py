@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.optim.layout import DimSharding, LeafLayout
 from geojax.optim.leaf_groups import group, map_by_group
+from geojax.sharding.leaf_layouts import DimSharding, LeafLayout
 
 MATRIX_DIMS = 2
 

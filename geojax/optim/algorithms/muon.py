@@ -14,8 +14,8 @@ import optax
 
 from geojax.optim.algorithms.matrix_shares import map_matrices
 from geojax.optim.algorithms.moments import narrow, widen
-from geojax.optim.layout import replicated
 from geojax.optim.skipped_steps import SkipAwareTransformation, select
+from geojax.sharding.leaf_layouts import replicated
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 ITERATIONS = 5

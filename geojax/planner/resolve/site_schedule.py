@@ -12,7 +12,6 @@ from geojax.errors import UserError
 from geojax.islands.island_plan import data_part, stage_parts
 from geojax.islands.programs.site_part import bucket_count, even_chunks
 from geojax.islands.programs.site_programs import SitePrograms, StepBytes
-from geojax.optim import bytes_per_device
 from geojax.pipeline.earlier_weights import order_within_bytes
 from geojax.pipeline.orders import ORDERS, EventRequest
 from geojax.pipeline.registry import schedule_entry
@@ -28,6 +27,7 @@ from geojax.planner.resolve.pipeline_plan import (
 from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import usable_memory
+from geojax.sharding import bytes_per_device
 from geojax.step.resolved import IslandWork
 from geojax.step.stage_layers import StagedLayers
 

@@ -16,11 +16,11 @@ from geojax.collectives.block_layout import BlockLayout, plan_columns
 from geojax.hlo.conventions import reduce_scatter_bytes
 from geojax.mesh import AXES
 from geojax.models import ModelConfig
-from geojax.optim import LeafLayout
 from geojax.optim.leaf_groups import shard_axes, shard_dim
 from geojax.pipeline.schedule import TickTable
 from geojax.planner.traffic.by_axes import Axes, BytesByAxes, add, long_axes, no_bytes, ranks_of
 from geojax.planner.traffic.collectives import PhaseBytes, predicted_all_reduce
+from geojax.sharding import LeafLayout
 from geojax.step.early_reduce import early_parts, pieces
 from geojax.step.gather import computing_axes
 from geojax.step.grad_reduce import message_plan, summed_over_stages

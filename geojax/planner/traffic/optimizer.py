@@ -19,11 +19,12 @@ from typing import Any, NamedTuple
 from geojax.hlo.conventions import all_reduce_bytes, all_to_all_bytes
 from geojax.models import is_matrix_or_table
 from geojax.named_arrays import leaves_by_name
-from geojax.optim import LeafLayout, OptimizerSettings
+from geojax.optim import OptimizerSettings
 from geojax.optim.algorithms.adafactor import summed_axes
 from geojax.optim.algorithms.matrix_shares import matrix_groups
 from geojax.optim.registry import optimizer_entry
 from geojax.planner.traffic.by_axes import Axes, long_axes, ranks_of
+from geojax.sharding import LeafLayout
 from geojax.step.plan import StepPlan
 
 

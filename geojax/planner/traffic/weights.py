@@ -14,10 +14,10 @@ import jax
 
 from geojax.hlo.conventions import all_gather_bytes
 from geojax.models import ModelConfig
-from geojax.optim import LeafLayout
 from geojax.optim.leaf_groups import shard_axes
 from geojax.planner.traffic.by_axes import BytesByAxes, add, long_axes, no_bytes, ranks_of
 from geojax.precision import Recipe
+from geojax.sharding import LeafLayout
 from geojax.step.fp8_all_gather import is_fp8_gathered
 from geojax.step.gather import scales_are_sent, site_shape
 from geojax.step.plan import StepPlan

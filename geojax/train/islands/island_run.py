@@ -40,9 +40,10 @@ from geojax.islands.stage_transport import between_sites, stage_transports
 from geojax.islands.traffic import LinkTraffic
 from geojax.islands.walk import Walk
 from geojax.models import parameter_count
-from geojax.optim import bytes_per_device, make_optimizer
+from geojax.optim import make_optimizer
 from geojax.pipeline.schedule import Placement
 from geojax.quantities import quantity
+from geojax.sharding import bytes_per_device
 from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step

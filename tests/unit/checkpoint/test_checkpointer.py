@@ -18,7 +18,7 @@ from orbax.checkpoint._src.futures import future
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.errors import RunError, UserError
-from geojax.optim.layout import DimSharding, LeafLayout
+from geojax.sharding.leaf_layouts import DimSharding, LeafLayout
 
 MODEL = {"layers": 12, "rope": {"theta": 10000.0}, "tied": True}
 METADATA = {"model": MODEL, "data": {"step": 3, "epoch": 0}, "seed": 7}

@@ -9,7 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.reading.choice import SaveChoice, SavedPart, SaveKey, restorable
-from geojax.optim.layout import LeafLayout
+from geojax.sharding.leaf_layouts import LeafLayout
 
 SITES = ("east", "west")
 LAYOUTS = {"weights": LeafLayout((24, 6), np.dtype(np.float32))}

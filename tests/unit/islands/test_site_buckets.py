@@ -13,8 +13,8 @@ from support.small_models import make_batch, model_of
 from geojax import make_mesh
 from geojax.collectives import BFLOAT16, INT8
 from geojax.islands.programs.buckets import add, encode
-from geojax.optim import LeafLayout
 from geojax.precision import policy
+from geojax.sharding import LeafLayout
 
 SHAPES = {"layers": (3, 20, 19), "table": (7, 41)}
 LAYOUTS = {name: LeafLayout(shape, jnp.dtype("float32")) for name, shape in SHAPES.items()}

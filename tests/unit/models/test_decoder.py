@@ -11,7 +11,7 @@ from geojax.inference import LoadedModel, Sampling, generate
 from geojax.inference.decoder import undecodable_reason
 from geojax.inference.loaded_model import serving_mesh, weight_layouts
 from geojax.models import ModelConfig, logits
-from geojax.optim import layout
+from geojax.sharding import leaf_layouts
 
 GREEDY = Sampling(temperature=0)
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5]]
@@ -81,7 +81,7 @@ def test_a_mesh_writes_what_one_device_writes(family, axes, x64, random_paramete
     mesh = serving_mesh(**{"data": 1, "expert": 1, "tensor": 1} | axes)
     layouts = weight_layouts(config, mesh, jnp.float64)
     padded = jax.tree.map(lambda leaf, own: own.pad(leaf), parameters, layouts)
-    shards = jax.device_put(padded, layout.shardings(layouts, mesh))
+    shards = jax.device_put(padded, leaf_layouts.shardings(layouts, mesh))
     model = LoadedModel(config, mesh, shards)
     assert generate(model, PROMPTS, **options, batch_size=2) == expected
 

@@ -6,7 +6,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from geojax import make_mesh
-from geojax.optim import SHARD_AXES, clip_by_global_norm, global_norm
+from geojax.optim import clip_by_global_norm, global_norm
+from geojax.sharding import SHARD_AXES
 
 
 @pytest.mark.parametrize("max_norm", [0.5, 1e3])

@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 
 from geojax.named_arrays import leaves_by_name
-from geojax.optim import OptimizerSettings, apply_updates, global_norm, make_optimizer
+from geojax.optim import (
+    OptimizerSettings,
+    apply_updates,
+    global_norm,
+    make_optimizer,
+)
 from geojax.optim.averages import evaluated_weights
 
 RATE = 1e-3

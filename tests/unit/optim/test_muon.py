@@ -10,10 +10,11 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import parameter_shapes
 from geojax.named_arrays import leaves_by_name
-from geojax.optim import DimSharding, LeafLayout, OptimizerSettings, make_optimizer
+from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.optim.algorithms.matrix_shares import matrix_group, matrix_groups
 from geojax.optim.algorithms.muon import orthogonalize
 from geojax.settings import validate
+from geojax.sharding import DimSharding, LeafLayout
 
 SETTINGS = OptimizerSettings(name="muon")
 

@@ -7,15 +7,10 @@ import pytest
 
 from geojax.errors import UserError
 from geojax.named_arrays import leaves_by_name
-from geojax.optim import (
-    OptimizerSettings,
-    bytes_per_device,
-    leaf_layout,
-    make_optimizer,
-    optimizer_layouts,
-)
+from geojax.optim import OptimizerSettings, make_optimizer, optimizer_layouts
 from geojax.optim.registry import OPTIMIZERS, OptimizerEntry
 from geojax.settings import validate
+from geojax.sharding import bytes_per_device, leaf_layout
 
 
 def test_an_unknown_name_is_refused():

@@ -28,7 +28,6 @@ from geojax.optim import (
     OptimizerSettings,
     apply_updates,
     global_norm,
-    layout,
     make_optimizer,
     optimizer_layouts,
 )
@@ -37,6 +36,7 @@ from geojax.optim.parameter_groups import ParameterGroup
 from geojax.pipeline import Placement
 from geojax.planner.traffic.optimizer import optimizer_collectives
 from geojax.precision import policy
+from geojax.sharding import leaf_layouts
 from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import parameter_layouts
 
@@ -169,13 +169,13 @@ def program_on(name):
     parameters, bases = start()
     pad = jax.jit(
         lambda tree: jax.tree.map(lambda leaf, place: place.pad(leaf), tree, layouts),
-        out_shardings=layout.shardings(layouts, mesh),
+        out_shardings=leaf_layouts.shardings(layouts, mesh),
     )
     of_states = {each: optimizer_layouts(made, layouts) for each, made in optimizers.items()}
     padded = pad(parameters)
     states = jax.jit(
         lambda tree: {each: made.init(tree) for each, made in optimizers.items()},
-        out_shardings=layout.shardings(of_states, mesh),
+        out_shardings=leaf_layouts.shardings(of_states, mesh),
     )(padded)
     specs, state_specs = (
         jax.tree.map(lambda place: place.spec(), tree) for tree in (layouts, of_states)

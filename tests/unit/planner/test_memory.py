@@ -13,10 +13,10 @@ import pytest
 from geojax.config.run_config import RunConfig
 from geojax.mesh import make_mesh
 from geojax.models import parameter_count, parameter_shapes
-from geojax.optim import LeafLayout, bytes_per_device
 from geojax.planner.memory import KINDS, PHASES, PIPELINE, STATE_KINDS, CompiledMemory
 from geojax.planner.resolve.traced_run import trace_on, trace_run
 from geojax.runtime.platform import GPU
+from geojax.sharding import LeafLayout, bytes_per_device
 from geojax.step.state import TrainState
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"

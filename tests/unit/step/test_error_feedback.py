@@ -15,8 +15,13 @@ from support.small_models import ROWS, SEQUENCE, make_batch, model_of
 from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
 from geojax.collectives import wire_format
-from geojax.optim import OptimizerSettings, layout, learning_rate_schedule, make_optimizer
+from geojax.optim import (
+    OptimizerSettings,
+    learning_rate_schedule,
+    make_optimizer,
+)
 from geojax.precision import LossScale, LossScaleSettings, policy
+from geojax.sharding import leaf_layouts
 from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import (
@@ -44,7 +49,7 @@ def random_errors(layouts, mesh, size=1.0):
     def draw(place):
         return place.pad(jnp.asarray(size * generator.standard_normal(place.shape), place.dtype))
 
-    return jax.device_put(jax.tree.map(draw, layouts), layout.shardings(layouts, mesh))
+    return jax.device_put(jax.tree.map(draw, layouts), leaf_layouts.shardings(layouts, mesh))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +86,7 @@ class Run:
         )
         scale = LossScale.start(self.plan.loss_scale) if self.precision == "fp16" else None
         state = dataclasses.replace(plain_start(), error_feedback=zeros, loss_scale=scale)
-        return jax.device_put(state, layout.shardings(self.layouts, self.plan.mesh))
+        return jax.device_put(state, leaf_layouts.shardings(self.layouts, self.plan.mesh))
 
     @functools.cached_property
     def program(self):

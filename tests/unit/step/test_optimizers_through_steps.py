@@ -24,7 +24,6 @@ from geojax.named_arrays import leaves_by_name
 from geojax.optim import (
     OPTIMIZERS,
     OptimizerSettings,
-    layout,
     learning_rate_schedule,
     make_optimizer,
 )
@@ -33,6 +32,7 @@ from geojax.optim.parameter_groups import ParameterGroup
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy
+from geojax.sharding import leaf_layouts
 from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.program import batch_shape, lower_step
 from geojax.step.stage_layers import StagedLayers
@@ -122,7 +122,7 @@ def on_layout(settings, axes, options):
     ).compile()
     pad = jax.jit(
         lambda tree: jax.tree.map(lambda leaf, own: own.pad(leaf), tree, layouts.parameters),
-        out_shardings=layout.shardings(layouts.parameters, mesh),
+        out_shardings=leaf_layouts.shardings(layouts.parameters, mesh),
     )
     # Weights drawn on another layout are others in the last bit of a float32.
     first, drawn = pad(start()), initial_state(MODEL, optimizer, layouts, plan, SEED)

@@ -23,13 +23,13 @@ from geojax.collectives import INT8
 from geojax.hlo import collective_traffic
 from geojax.hlo.conventions import all_reduce_bytes
 from geojax.optim import OptimizerSettings, global_norm, make_optimizer
-from geojax.optim.stage_assignment import PADDING_LAYER
 from geojax.pipeline.schedule import Placement
 from geojax.planner.program_traffic import program_traffic
 from geojax.planner.traffic.by_axes import add, no_bytes
 from geojax.planner.traffic.gradients import predicted_gradient_bytes
 from geojax.planner.traffic.weights import predicted_weight_bytes
 from geojax.precision import policy
+from geojax.sharding.stage_assignment import PADDING_LAYER
 from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.error_feedback import error_layouts
 from geojax.step.gather import gather_weights

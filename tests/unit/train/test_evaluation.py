@@ -14,10 +14,11 @@ from support.small_models import model_of
 from geojax import make_mesh
 from geojax.config.run_config import RunConfig
 from geojax.models import loss_sum, parameter_count
-from geojax.optim import OptimizerSettings, bytes_per_device, make_optimizer
+from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.planner.memory import CompiledMemory
 from geojax.planner.resolve.traced_run import trace_run
 from geojax.precision import policy
+from geojax.sharding import bytes_per_device
 from geojax.step.config_plan import make_run_mesh
 from geojax.step.program import batch_shape, trace_evaluation
 from geojax.step.state import state_layouts

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support import whole_state
 
 from geojax import make_mesh
-from geojax.optim import layout
+from geojax.sharding import leaf_layouts
 
 
 @given(
@@ -20,7 +20,7 @@ from geojax.optim import layout
 def test_a_leaf_is_cut_along_the_dimension_that_wastes_least(shape, ranks, stacked):
     if stacked and len(shape) == 1:
         shape = [*shape, 3]
-    place = layout.leaf_layout(tuple(shape), jnp.float32, {"data": ranks}, stacked=stacked)
+    place = leaf_layouts.leaf_layout(tuple(shape), jnp.float32, {"data": ranks}, stacked=stacked)
     candidates = shape[1:] if stacked else shape
     dim = place.shard.dim
     assert not (stacked and dim == 0), "layers are never cut"
@@ -34,7 +34,7 @@ def test_a_leaf_is_cut_along_the_dimension_that_wastes_least(shape, ranks, stack
 
 
 def test_padding_leaves_the_values_alone():
-    place = layout.leaf_layout((5, 7), jnp.float32, {"data": 4}, stacked=False)
+    place = leaf_layouts.leaf_layout((5, 7), jnp.float32, {"data": 4}, stacked=False)
     leaf = jnp.arange(35.0).reshape(5, 7)
     padded = place.pad(leaf)
     assert padded.shape == (5, 8)
@@ -43,8 +43,8 @@ def test_padding_leaves_the_values_alone():
 
 
 def test_padding_for_shards_does_not_move_what_the_model_cuts():
-    part = layout.DimSharding(0, ("tensor",), 2)
-    place = layout.leaf_layout(
+    part = leaf_layouts.DimSharding(0, ("tensor",), 2)
+    place = leaf_layouts.leaf_layout(
         (9, 4), jnp.float32, {"data": 3}, stacked=False, model_shards=(part,)
     )
     assert place.shard.dim == 0
@@ -65,10 +65,10 @@ def test_a_checkpoint_sees_the_models_shapes_and_no_more_copies_than_needed(axes
         "embedding": jnp.arange(37.0 * 9).reshape(37, 9),
         "layers": {"kernel": jnp.arange(3 * 16 * 10.0).reshape(3, 16, 10)},
     }
-    layouts = layout.parameter_layouts(parameters, mesh)
+    layouts = leaf_layouts.parameter_layouts(parameters, mesh)
     state = jax.device_put(
         jax.tree.map(lambda leaf, place: place.pad(leaf), parameters, layouts),
-        layout.shardings(layouts, mesh),
+        leaf_layouts.shardings(layouts, mesh),
     )
     whole = whole_state.trim(state, layouts, mesh)
     jax.tree.map(np.testing.assert_array_equal, whole, parameters)
@@ -87,7 +87,7 @@ def test_a_checkpoint_sees_the_models_shapes_and_no_more_copies_than_needed(axes
 
 def test_a_padded_leaf_is_saved_in_as_many_parts_as_divide_it():
     mesh = make_mesh(data=2, expert=3, devices=jax.devices()[:6])
-    layouts = layout.parameter_layouts({"scale": jnp.ones(8)}, mesh)
+    layouts = leaf_layouts.parameter_layouts({"scale": jnp.ones(8)}, mesh)
     (leaf,) = jax.tree.leaves(whole_state.abstract_unpadded(layouts, mesh))
     assert leaf.shape == (8,)
     assert leaf.sharding.shard_shape((8,)) == (4,)  # 8 rows over gcd(8, 6) = 2 parts
@@ -95,5 +95,5 @@ def test_a_padded_leaf_is_saved_in_as_many_parts_as_divide_it():
 
 def test_bytes_per_device_count_the_padding():
     mesh = make_mesh(dc=2, data=4)
-    layouts = layout.parameter_layouts({"scale": jnp.ones(5, jnp.float32)}, mesh)
-    assert layout.bytes_per_device(layouts) == 2 * 4  # 5 padded to 8, over 4 ranks, 4 bytes each
+    layouts = leaf_layouts.parameter_layouts({"scale": jnp.ones(5, jnp.float32)}, mesh)
+    assert leaf_layouts.bytes_per_device(layouts) == 2 * 4  # 5 padded to 8, over 4 ranks

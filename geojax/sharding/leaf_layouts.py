@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.models.parallel.partition import Partition
-from geojax.optim.stage_assignment import PADDING_LAYER, StageAssignment
+from geojax.sharding.stage_assignment import PADDING_LAYER, StageAssignment
 
 PADDING = PADDING_LAYER
 """The index of a position that the model does not have."""

@@ -11,8 +11,9 @@ from support import whole_state
 
 from geojax import make_mesh
 from geojax.models.parallel.partition import Partition
-from geojax.optim import StageAssignment, global_norm, layout
-from geojax.optim.stage_assignment import PADDING_LAYER
+from geojax.optim import global_norm
+from geojax.sharding import StageAssignment, leaf_layouts
+from geojax.sharding.stage_assignment import PADDING_LAYER
 
 ACROSS_SITES = ("dc", "stage")
 
@@ -57,7 +58,7 @@ def test_a_leaf_without_layers_is_one_row_on_the_stages_that_use_it(holders):
 
 def test_equal_consecutive_layers_are_the_leaf_itself():
     leaf = jnp.ones((4, 2))
-    place = layout.leaf_layout(
+    place = leaf_layouts.leaf_layout(
         leaf.shape,
         leaf.dtype,
         {},
@@ -67,7 +68,7 @@ def test_equal_consecutive_layers_are_the_leaf_itself():
     assert place.matches_model
     assert place.pad(leaf) is leaf
     permuted = StageAssignment(("stage",), ((0, 2), (1, 3)))
-    place = layout.leaf_layout(leaf.shape, leaf.dtype, {}, stacked=True, stages=permuted)
+    place = leaf_layouts.leaf_layout(leaf.shape, leaf.dtype, {}, stacked=True, stages=permuted)
     assert place.padded_shape == leaf.shape
     assert not place.matches_model
 
@@ -123,7 +124,7 @@ def spread(name):
         partitions["embedding"]["tokens"] = Partition({0: "tensor"})
         partitions["layers"]["kernel"] = Partition({1: "tensor"})
     held = stage_assignments(stage_axes, len(rows), rows)
-    return mesh, whole, layout.parameter_layouts(whole, mesh, partitions, stages=held)
+    return mesh, whole, leaf_layouts.parameter_layouts(whole, mesh, partitions, stages=held)
 
 
 @pytest.mark.parametrize("name", SPREAD)
@@ -131,7 +132,7 @@ def test_the_state_goes_to_the_stages_and_back(name):
     mesh, whole, layouts = spread(name)
     state = whole_state.pad(whole, layouts, mesh)
     for leaf, expected in zip(
-        jax.tree.leaves(state), jax.tree.leaves(layout.abstract(layouts, mesh)), strict=True
+        jax.tree.leaves(state), jax.tree.leaves(leaf_layouts.abstract(layouts, mesh)), strict=True
     ):
         assert leaf.shape == expected.shape
         assert leaf.sharding.is_equivalent_to(expected.sharding, leaf.ndim)
@@ -160,7 +161,7 @@ def test_padding_and_rows_are_undone_together(rows, width, data):
     stages = StageAssignment(ACROSS_SITES, rows)
     leaf = jnp.arange(1.0, width * (1 + max(stages.order)) + 1).reshape(-1, width)
     shards = {"data": data}
-    place = layout.leaf_layout(leaf.shape, leaf.dtype, shards, stacked=True, stages=stages)
+    place = leaf_layouts.leaf_layout(leaf.shape, leaf.dtype, shards, stacked=True, stages=stages)
     padded = place.pad(leaf)
     assert padded.shape == place.padded_shape
     assert jnp.sum(padded) == jnp.sum(leaf)

@@ -1,0 +1,27 @@
+"""Where each leaf of the training state lives: its shards on a mesh, and its layers by stage."""
+
+from geojax.sharding.leaf_layouts import (
+    SHARD_AXES,
+    DimSharding,
+    LeafLayout,
+    abstract,
+    bytes_per_device,
+    leaf_layout,
+    parameter_layouts,
+    replicated,
+    shardings,
+)
+from geojax.sharding.stage_assignment import StageAssignment
+
+__all__ = [
+    "SHARD_AXES",
+    "DimSharding",
+    "LeafLayout",
+    "StageAssignment",
+    "abstract",
+    "bytes_per_device",
+    "leaf_layout",
+    "parameter_layouts",
+    "replicated",
+    "shardings",
+]
