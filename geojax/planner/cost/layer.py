@@ -8,7 +8,6 @@ as many, half of them for the gradients of the weights, and again what the remat
 
 import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from geojax.models import ModelConfig
 from geojax.planner.cost.calibration import Calibration
@@ -19,16 +18,15 @@ from geojax.planner.cost.execution import (
 )
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.matmul import MatmulRate, matmul_rate
-from geojax.planner.cost.prediction import Network
+from geojax.planner.cost.prediction import CostItem
 from geojax.precision import policy
 from geojax.topology import Site
 
 
-class Piece(NamedTuple):
-    """One kind of work on one microbatch, or one kind of message."""
+@dataclasses.dataclass(frozen=True)
+class Piece(CostItem):
+    """The part of it that belongs to one microbatch."""
 
-    name: str
-    source: str
     forward: float = 0.0
     """Seconds that it adds to the forward."""
     backward: float = 0.0
@@ -37,9 +35,6 @@ class Piece(NamedTuple):
     """Seconds that it adds to the gradient of the weights."""
     hidden: float = 0.0
     """Seconds that it takes beside other work."""
-    bytes: float = 0.0
-    messages: float = 0.0
-    network: Network | None = None
 
     @property
     def exposed(self) -> float:
@@ -48,7 +43,8 @@ class Piece(NamedTuple):
 
     def times(self, count: float) -> "Piece":
         """Return the same work of `count` layers."""
-        return self._replace(
+        return dataclasses.replace(
+            self,
             forward=count * self.forward,
             backward=count * self.backward,
             weight=count * self.weight,

@@ -38,13 +38,13 @@ class LinkSums(NamedTuple):
         took = sum(map(self.link.seconds, self.messages.each))
         return Term(
             "gradients between sites",
-            max(took, self.exposed_seconds),
-            self.exposed_seconds,
             "predicted messages, each a round trip and its bytes over a device's share of the "
             "link, beside the backward as buckets allow (geojax.planner.buckets)",
-            self.messages.bytes,
-            self.messages.count,
-            "between_sites",
+            max(took, self.exposed_seconds),
+            self.exposed_seconds,
+            bytes=self.messages.bytes,
+            messages=self.messages.count,
+            network="between_sites",
         )
 
 

@@ -231,12 +231,12 @@ def _compute_terms(layout: LayoutCandidate, work: ChunkWork) -> Iterator[Term]:
         all_of = piece.times(layout.batch.microbatches)
         by_name[piece.name] = Term(
             piece.name,
+            piece.source,
             all_of.exposed + all_of.hidden + (before.seconds if before else 0.0),
             all_of.exposed + (before.exposed_seconds if before else 0.0),
-            piece.source,
-            all_of.bytes + (before.bytes if before else 0.0),
-            all_of.messages + (before.messages if before else 0.0),
-            piece.network,
+            bytes=all_of.bytes + (before.bytes if before else 0.0),
+            messages=all_of.messages + (before.messages if before else 0.0),
+            network=piece.network,
         )
     yield from by_name.values()
 
@@ -247,10 +247,10 @@ def _split_term(layout: LayoutCandidate, work: ChunkWork) -> Term:
     longer = work.costs.split_surcharge * halves * layout.batch.microbatches
     return Term(
         "split backward",
-        longer,
-        longer,
         "a share of the backward, measured by geojax probe or SPLIT_SURCHARGE "
         "(geojax.pipeline.simulation.staged_model)",
+        longer,
+        longer,
     )
 
 
@@ -264,9 +264,9 @@ def _pipeline_terms(
     """Yield the time in which the busiest stage of a pipeline has nothing to compute."""
     yield Term(
         "pipeline bubble",
-        time.inside_sites - busiest,
-        time.inside_sites - busiest,
         "the simulated iteration without the busiest stage's work (geojax.pipeline.simulation)",
+        time.inside_sites - busiest,
+        time.inside_sites - busiest,
     )
     if layout.dc.role == "stage" and layout.mesh.dc > 1:
         (hop,) = sites[0].hop
@@ -274,13 +274,13 @@ def _pipeline_terms(
         longest = max(hop.seconds for hop in work.costs.hops if hop.link is not None)
         yield Term(
             "hops between sites",
-            max(waited, time.link_messages * longest),
-            waited,
             "messages over the longest cut; exposed is the simulated iteration, less the same with "
             "links that take no time (geojax.pipeline.simulation)",
-            hop.bytes / 2 * time.link_messages,
-            time.link_messages,
-            "between_sites",
+            max(waited, time.link_messages * longest),
+            waited,
+            bytes=hop.bytes / 2 * time.link_messages,
+            messages=time.link_messages,
+            network="between_sites",
         )
 
 

@@ -13,24 +13,30 @@ Network = Literal["inside_host", "between_hosts", "between_sites"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Term:
-    """One part of a step, of the device that determines the step's time."""
+class CostItem:
+    """One kind of work of a device, or one kind of message."""
 
     name: str
     """Name in tables, such as "attention" or "tensor all-gather"."""
+    source: str
+    """Formula or measurement that its times come from, a sentence."""
+    bytes: float = dataclasses.field(default=0.0, kw_only=True)
+    """Bytes that the device sends over `network`, or moves through its memory where there is none.
+    """
+    messages: float = dataclasses.field(default=0.0, kw_only=True)
+    """Messages that the device sends one after the other, each of which costs a latency."""
+    network: Network | None = dataclasses.field(default=None, kw_only=True)
+    """Network of a collective; None: the device works alone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Term(CostItem):
+    """One part of a step, of the device that determines the step's time."""
+
     seconds: float
     """Time that it takes, hidden or not."""
     exposed_seconds: float
     """Time that it adds to the step; the exposed times of all terms make the step's time."""
-    source: str
-    """Formula or measurement that it comes from, a sentence."""
-    bytes: float = 0.0
-    """Bytes that the device sends over `network`, or moves through its memory where there is none.
-    """
-    messages: float = 0.0
-    """Messages that the device sends one after the other, each of which costs a latency."""
-    network: Network | None = None
-    """Network of a collective; None: the device works alone."""
 
 
 @dataclasses.dataclass(frozen=True)

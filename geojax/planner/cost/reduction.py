@@ -121,7 +121,9 @@ class StepWork:
                 "predicted bytes over a device's share of the link (geojax.planner.traffic.weights)"
             )
             name = "weights between sites"
-            terms.append(Term(name, took, took, source, gathered, 1, "between_sites"))
+            terms.append(
+                Term(name, source, took, took, bytes=gathered, messages=1, network="between_sites")
+            )
         sent = sums.messages.bytes + gathered
         return StepReduction(tuple(terms), sent, sums.messages.count, sums.buckets)
 
@@ -165,13 +167,13 @@ class StepWork:
                 exposed = self._beside_chunks(took, gathers=gathers)
             yield Term(
                 f"{name} in the site",
-                took,
-                exposed,
                 "predicted bytes over the network's bandwidth, and the steps of its rings "
                 f"(geojax.planner.traffic.{name})",
-                total,
-                steps,
-                network,
+                took,
+                exposed,
+                bytes=total,
+                messages=steps,
+                network=network,
             )
 
     def _beside_layers(self, plan: StepPlan, took: float, *, gathers: bool) -> float:

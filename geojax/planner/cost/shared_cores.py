@@ -104,7 +104,9 @@ class CoreCosts:
         else:
             count = SHORT_SUMS[self.layout.dc.role]
             took = count * self.cores.message_seconds
-        return Term("short sums", took, took, _SOURCE, 0.0, count, "between_sites")
+        return Term(
+            "short sums", _SOURCE, took, took, bytes=0.0, messages=count, network="between_sites"
+        )
 
     def starts_of_programs(self, model: ModelConfig) -> Term:
         """Return the time in which a host starts the programs of a step."""
@@ -112,7 +114,7 @@ class CoreCosts:
         if of_program is None:
             of_program = self.cores.devices_per_core * PROGRAM_SECONDS
         took = self._programs(model) * of_program
-        return Term("starts of programs", took, took, _HOST_SOURCE)
+        return Term("starts of programs", _HOST_SOURCE, took, took)
 
     def _programs(self, model: ModelConfig) -> int:
         """Count the programs that the host of a stage starts in a step."""

@@ -53,10 +53,10 @@ def update_terms(
     if products:
         yield Term(
             "Newton-Schulz",
-            products,
-            products,
             "FLOPs of the matrices that a rank is dealt over the peak for 32-bit factors "
             "(geojax.optim.algorithms.muon)",
+            products,
+            products,
         )
     exchange = _exchange(optimizer, layouts, plan, networks)
     if exchange is not None:
@@ -90,7 +90,7 @@ def _passes(
             f"{moved / numbers:.3g} bytes a number of the state's shard over the memory's "
             f"bandwidth ({optimizer.name})"
         )
-    return Term("optimizer", took, took, source, moved)
+    return Term("optimizer", source, took, took, bytes=moved)
 
 
 def _numbers(layouts: Any) -> int:
@@ -162,11 +162,11 @@ def _exchange(
         return None
     return Term(
         "optimizer in the site",
-        took,
-        took,
         "predicted bytes over the network's bandwidth, and the steps of its rings "
         "(geojax.planner.traffic.optimizer)",
-        total,
-        steps,
-        network,
+        took,
+        took,
+        bytes=total,
+        messages=steps,
+        network=network,
     )
