@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from geojax.models.chunk.layer_io import layer_slice
+from geojax.models.chunk.remat import computed_again
 from geojax.models.config import ModelConfig
 from geojax.models.embedding import embed_tokens
 from geojax.models.feed_forward import linear
@@ -72,7 +73,7 @@ def mtp_loss(
         own = layer_slice(parameters["mtp"], number)
         inside = context._replace(segment_ids=later.segment_ids)
         run = functools.partial(run_layer, index=jnp.int32(config.num_hidden_layers + number))
-        module = jax.checkpoint(functools.partial(_module, config, run, inside))
+        module = computed_again(functools.partial(_module, config, run, inside))
         x, balance = module(own, normed, embedded)
         normed = norm(own["final_norm"], x, config)
         loss = token_loss(parameters, normed, later.targets, later.mask, config, parallelism)

@@ -13,7 +13,7 @@ from geojax.errors import UserError
 from geojax.models.chunk.chunk import Chunk, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import Layers, LayerSpan
-from geojax.models.chunk.remat import Remat, rematerialize
+from geojax.models.chunk.remat import Remat, computed_again, rematerialize
 from geojax.models.config import ModelConfig
 from geojax.models.dropout import dropout
 from geojax.models.embedding import embed_tokens, look_up
@@ -191,7 +191,7 @@ def model_chunk(
         context = make_context(batch, config, dtype, dropout_key, parallelism)
         for number in range(config.first_k_dense_replace):
             # Each keeps its input alone; a pipeline would compute it again in any case.
-            dense = jax.checkpoint(functools.partial(dense_layer, number, context))
+            dense = computed_again(functools.partial(dense_layer, number, context))
             x = dense(first["dense_layers"], x)
         return x
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jax
 
+from geojax.collectives import after, barrier, token_of
 from geojax.errors import UserError
 from geojax.models.moe import SAVEABLE_MOE
 from geojax.models.parallel.tensor import TP_REDUCED
@@ -26,6 +27,31 @@ others again: all that it keeps is 1 / tensor of the whole.
 full: keeps the layer's input only. The forward pass runs again with all of its messages, but for
 the last sum over `tensor`, which no gradient needs.
 """
+
+
+def computed_again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a derivative of `function` that keeps its arguments alone and runs it again in between.
+
+    It runs again when the cotangent of its result is there. With `jax.checkpoint` alone, XLA's CPU
+    runtime may issue the collectives of the second run at any time, or merge it with the first.
+    What `function` closes over is not differentiated.
+    """
+
+    @jax.custom_vjp
+    def apply(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    def forward(*arguments: Any) -> tuple[Any, Any]:
+        return function(*arguments), arguments
+
+    def backward(arguments: Any, cotangent: Any) -> Any:
+        arguments, cotangent = barrier((arguments, cotangent))
+        arguments = after(arguments, token_of(cotangent))
+        _, of_arguments = jax.vjp(function, *arguments)
+        return of_arguments(cotangent)
+
+    apply.defvjp(forward, backward)
+    return apply
 
 
 def rematerialize(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:

@@ -326,9 +326,10 @@ class _Run:
         # Delayed messages travel while this tick computes, before anything else is sent.
         made, arrived = lax.optimization_barrier((made, arrived))
         ordered = dict(made)
+        # The loss waits for gradients of weights, which may have messages of their own.
+        tokens = [*made.values(), *([state.loss] if Kind.WEIGHT in form.kinds else [])]
         for kind in made:
-            for other in made.values():
-                ordered[kind] = after(ordered[kind], other)
+            ordered[kind] = functools.reduce(after, tokens, ordered[kind])
         for number in form.channels:
             if not channels[number].delayed:
                 arrived[number] = self._send(number, ordered[channels[number].kind.value])
