@@ -50,7 +50,7 @@ from geojax.pipeline import (
     zero_bubble_h2,
 )
 from geojax.pipeline.simulation.simulator import iteration_seconds
-from geojax.pipeline.simulation.staged_model import SPLIT_SURCHARGE
+from geojax.planner.cost.chunks import SPLIT_SURCHARGE
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.drawn_pipelines import drawn_costs, drawn_under_a_limit, littles_law, lower_bound

@@ -103,7 +103,7 @@ class ConfigPage:
         self._target = target_of(command.target, self._config) if command.compile else None
         self._pipeline = None
         if command.schedules is not None:
-            self._pipeline = SimulatedPipeline.of(self._config, command)
+            self._pipeline = SimulatedPipeline.of(self._config, command, self._calibration)
         self._request: PlanRequest | None = None
         self._no_request: UserError | None = None
         try:

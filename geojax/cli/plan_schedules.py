@@ -12,7 +12,7 @@ from geojax.cli.simulated_pipeline import SimulatedPipeline, given_hop_ticks, ha
 
 if TYPE_CHECKING:
     from geojax.pipeline.simulation.compare import ScheduleComparison
-    from geojax.pipeline.simulation.staged_model import StagedModel
+    from geojax.planner.staged_pipeline import StagedPipeline
 
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 _LEGEND = (
@@ -38,7 +38,8 @@ def print_schedules(
     limit = sizes.memory_limit
     with console.status("simulating the schedules"):
         comparison = compare(
-            staged,
+            staged.costs,
+            staged.layout.stages_per_site,
             sizes.microbatches,
             limit,
             sizes.virtual_stages,
@@ -77,7 +78,7 @@ def print_schedules(
     ]
 
 
-def _draw(comparison: "ScheduleComparison", staged: "StagedModel", folder: Path) -> list[str]:
+def _draw(comparison: "ScheduleComparison", staged: "StagedPipeline", folder: Path) -> list[str]:
     from geojax.pipeline.drawing.timelines import save_timelines
     from geojax.pipeline.drawing.trace import write_trace
 
@@ -135,7 +136,8 @@ def _as_configured(pipeline: SimulatedPipeline) -> str:
     plan = resolved_plan(config, abstract_run_mesh(config))
     assert plan.tick_program is not None, "there is a pipeline"
     table = plan.tick_program.ticks
-    own = dataclasses.replace(staged, given_layers=layers.layers_per_chunk)
+    settled = staged.layout.changed(pipeline={"layers": layers.layers_per_chunk})
+    own = dataclasses.replace(staged, layout=settled)
     timeline = lock_step(table, own.costs(layers.placement))
     held = max(timeline.in_flight) / layers.placement.chunks_per_stage
     batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
@@ -165,7 +167,7 @@ def _heading(pipeline: SimulatedPipeline) -> str:
     from geojax.pipeline.schedule import Placement
     from geojax.quantities import quantity
 
-    staged = pipeline.staged
+    staged, layout = pipeline.staged, pipeline.staged.layout
     placement = Placement.linear(staged.stages)
     costs = staged.costs(placement)
     names = staged.topology.site_names
@@ -173,10 +175,10 @@ def _heading(pipeline: SimulatedPipeline) -> str:
     layers = " ".join(map(str, staged.layers(placement)))
     lines = [
         f"{quantity(parameter_count(staged.model))} parameters in {staged.stages} stages, "
-        f"{staged.stages_per_site} in {sites}; layers of each: {layers}",
-        f"devices of a stage: {staged.devices} (data {staged.data}); microbatches: "
-        f"{pipeline.sizes.microbatches} of {staged.sequences} x {staged.sequence_length} tokens a "
-        "data-parallel rank",
+        f"{staged.layout.mesh.stage} in {sites}; layers of each: {layers}",
+        f"devices of a stage: {layout.devices_per_stage} (data {layout.data_ranks}); microbatches: "
+        f"{pipeline.sizes.microbatches} of {layout.microbatch_size} x "
+        f"{layout.batch.sequence_length} tokens a data-parallel rank",
         f"a stage's forward {_range(costs.forward)}, backward {_range(costs.backward)}, "
         f"gradient of weights {_range(costs.weight)}, from {pipeline.source}",
         "times below: forward and backward passes alone, without gradient messages and update",
@@ -229,7 +231,7 @@ def _best(comparison: "ScheduleComparison", pipeline: SimulatedPipeline) -> str:
     return "\n".join(lines)
 
 
-def _longer_than_a_tick(staged: "StagedModel") -> list[str]:
+def _longer_than_a_tick(staged: "StagedPipeline") -> list[str]:
     """List the hops that one program cannot hide: it has one message under way over each."""
     from geojax.pipeline.schedule import Placement
 
@@ -243,7 +245,7 @@ def _longer_than_a_tick(staged: "StagedModel") -> list[str]:
     ]
 
 
-def _bandwidth(staged: "StagedModel", limit: int, image: Path | None) -> str:
+def _bandwidth(staged: "StagedPipeline", limit: int, image: Path | None) -> str:
     """Sweep bandwidth and memory limit, draw it into `image`, and say what the links need."""
     from geojax.pipeline.schedule import Placement
     from geojax.pipeline.simulation.bandwidth import sweep_around

@@ -1,5 +1,6 @@
 """The pipeline that `geojax plan --schedules` looks at, by a config and the command's options."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -15,7 +16,8 @@ from geojax.suggestions import listed
 
 if TYPE_CHECKING:
     from geojax.config.run_config import RunConfig
-    from geojax.pipeline.simulation.staged_model import StagedModel
+    from geojax.planner.cost.calibration import Calibration
+    from geojax.planner.staged_pipeline import StagedPipeline
     from geojax.topology import Topology
 
 
@@ -46,8 +48,8 @@ class ScheduleOptions(Settings):
     """With --schedules: accelerator of every site, in place of the topology's (h100-sxm,
     ascend-910b ...)."""
     efficiency: Annotated[float, pydantic.Field(ge=0.001, le=1)] | None = None
-    """With --schedules: share of its peak that an accelerator reaches while it computes; default:
-    0.5, as of published runs."""
+    """With --schedules: share of its peak that an accelerator reaches in large matrix products;
+    default: as fitted to published runs."""
     stage_seconds: Annotated[Seconds, pydantic.Field(ge=1e-6, le=1e4)] | None = None
     """With --schedules: measured time of a stage for a microbatch's forward and backward, such as
     180ms, in place of peak and efficiency."""
@@ -76,15 +78,23 @@ class SimulatedPipeline(NamedTuple):
     config: "RunConfig"
     topology: "Topology"
     """All sites of the config, with the accelerators that are asked for."""
-    staged: "StagedModel"
+    staged: "StagedPipeline"
     """The pipeline through all sites, or inside the site where it takes longest."""
     sizes: PipelineSizes
     source: str
     """Source of the times."""
 
     @classmethod
-    def of(cls, config: "RunConfig", options: ScheduleOptions) -> "SimulatedPipeline":
+    def of(
+        cls, config: "RunConfig", options: ScheduleOptions, calibration: "Calibration"
+    ) -> "SimulatedPipeline":
         """Return the pipeline of `config`.
+
+        Args:
+            config: the run.
+            options: of the command line.
+            calibration: what accelerators and networks reach of their published rates, where no
+                option says it.
 
         Raises:
             UserError: an option is not possible, or the topology does not say enough.
@@ -93,7 +103,7 @@ class SimulatedPipeline(NamedTuple):
         for name in options.schedules or ():
             schedule_entry(name)  # refuses a schedule that there is not
         sizes = _sizes(config, options, len(topology.sites))
-        staged = _staged_model(config, topology, options, sizes)
+        staged = _staged(config, topology, options, sizes, calibration)
         _check_hops(staged)
         return cls(config, topology, staged, sizes, _source(options))
 
@@ -108,16 +118,12 @@ def _source(options: ScheduleOptions) -> str:
         return f"the times in {options.stage_times}"
     if options.stage_seconds is not None:
         return "--stage-seconds"
-    return f"FLOPs at {_efficiency(options):.0%} of the peaks (--efficiency)"
+    if options.efficiency is not None:
+        return f"the cost model, products at {options.efficiency:.0%} of the peaks (--efficiency)"
+    return "the cost model"
 
 
-def _efficiency(options: ScheduleOptions) -> float:
-    from geojax.pipeline.simulation.staged_model import EFFICIENCY
-
-    return EFFICIENCY if options.efficiency is None else options.efficiency
-
-
-def _check_hops(staged: "StagedModel") -> None:
+def _check_hops(staged: "StagedPipeline") -> None:
     """Refuse links that no schedule hides, and for which tables of ticks would grow without end.
 
     Raises:
@@ -231,52 +237,50 @@ def microbatch_sequences(config: "RunConfig") -> int:
     return sequences // config.batch.microbatches if config.batch.microbatches > 1 else 1
 
 
-def _staged_model(
-    config: "RunConfig", topology: "Topology", options: ScheduleOptions, sizes: PipelineSizes
-) -> "StagedModel":
+def _staged(
+    config: "RunConfig",
+    topology: "Topology",
+    options: ScheduleOptions,
+    sizes: PipelineSizes,
+    calibration: "Calibration",
+) -> "StagedPipeline":
     """Return the pipeline through all sites, or inside the site where it takes longest.
 
     Raises:
-        UserError: it has one stage only, or cannot be had (`StagedModel`).
+        UserError: it has one stage only, or cannot be had (`StagedPipeline`).
     """
     from geojax.pipeline.schedule import Placement
-    from geojax.pipeline.simulation.stage_times import StageTimes
-    from geojax.pipeline.simulation.staged_model import StagedModel
-    from geojax.precision import policy
+    from geojax.planner.cost.layout import LayoutCandidate
+    from geojax.planner.staged_pipeline import StagedPipeline
 
-    measured = StageTimes.load(options.stage_times) if options.stage_times else None
+    if options.efficiency is not None:
+        calibration = dataclasses.replace(
+            calibration, matmul_efficiency={}, other_matmul_efficiency=options.efficiency
+        )
     through_sites = through_all_sites(config, sizes.stages_per_site)
     whole = [topology]
     if not through_sites:
         whole = [
             topology.model_copy(update={"sites": (site,), "links": ()}) for site in topology.sites
         ]
+    layout = LayoutCandidate.of(config).changed(
+        mesh={"dc": len(whole[0].sites), "stage": sizes.stages_per_site},
+        dc={"role": "stage" if through_sites else "data"},
+    )
+    size = sequences_per_rank(config, through_sites) // sizes.microbatches
+    layout = layout.with_microbatches(sizes.microbatches, size)
     pipelines = [
-        StagedModel(
-            config.model,
-            of_pipeline,
-            sizes.stages_per_site,
-            sequences=sequences_per_rank(config, through_sites) // sizes.microbatches,
-            sequence_length=config.batch.sequence_length,
-            data=config.mesh.data * config.mesh.expert,
-            parallelism=config.model_parallelism,
-            dtype=policy(config.precision).compute_dtype.name,
-            remat=config.remat,
-            efficiency=_efficiency(options),
-            stage_seconds=options.stage_seconds,
-            measured=measured,
-            given_layers=config.pipeline.layers,
-        )
-        for of_pipeline in whole
+        StagedPipeline(config.model, layout, each, calibration, options.stage_seconds)
+        for each in whole
     ]
-    stages = pipelines[0].stages
+    stages = layout.pipeline_stages
     if stages == 1:
         raise UserError(
             "one stage is no pipeline: raise mesh.stage, or give --stages-per-site, such as 2"
         )
 
-    def period(staged: StagedModel) -> float:
-        costs = staged.costs(Placement.linear(stages))
+    def period(pipeline: StagedPipeline) -> float:
+        costs = pipeline.costs(Placement.linear(stages))
         return max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
 
     return max(pipelines, key=period)

@@ -40,7 +40,7 @@ _MODULES = (
     "geojax.pipeline.drawing.timelines",
     "geojax.pipeline.drawing.trace",
     "geojax.pipeline.simulation.compare",
-    "geojax.pipeline.simulation.staged_model",
+    "geojax.planner.staged_pipeline",
     "geojax.inference",
     "geojax.train.run",
     "geojax.saved_runs.export",

@@ -1,7 +1,7 @@
 """Schedules on one pipeline, timed with stages on their own and with stages in lock-step."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from geojax.errors import UserError
@@ -11,7 +11,6 @@ from geojax.pipeline.schedule import Placement, Schedule, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step
 from geojax.pipeline.simulation.simulator import simulate
-from geojax.pipeline.simulation.staged_model import StagedModel
 from geojax.pipeline.simulation.timeline import Timeline
 from geojax.pipeline.tick_tables import best_tick_table, tick_table
 
@@ -63,7 +62,8 @@ class ScheduleComparison:
 
 
 def compare(
-    staged: StagedModel,
+    costs: Callable[[Placement], Costs],
+    stages_per_site: Sequence[int],
     microbatches: int,
     memory_limit: int,
     chunks_per_stage: int,
@@ -73,7 +73,8 @@ def compare(
     """Generate and time schedules.
 
     Args:
-        staged: the pipeline.
+        costs: returns the times of a microbatch with its chunks on the stages of a placement.
+        stages_per_site: stages in each site, in the pipeline's order.
         microbatches: of an iteration.
         memory_limit: the most microbatches that `latency_hiding` may keep on a stage; the others
             keep what they keep.
@@ -82,20 +83,19 @@ def compare(
         names: of the schedules; none: all of the registry.
 
     Raises:
-        UserError: the pipeline cannot be had at all (`StagedModel.costs`), or there
-            is no schedule of such a name.
+        UserError: `costs` refuses a chunk on each stage, or there is no schedule of such a name.
     """
-    sites = (staged.stages_per_site,) * len(staged.topology.sites)
-    linear = staged.costs(Placement.linear(staged.stages))
+    sites = tuple(stages_per_site)
+    linear = costs(Placement.linear(sum(sites)))
     request = EventRequest(sites, microbatches, linear, memory_limit, chunks_per_stage)
     found, left_out = [], {}
     for name in names or SCHEDULES:
         entry = schedule_entry(name)
         try:
             schedule = _event_order(entry, request, hop_ticks)
-            costs = staged.costs(schedule.placement)
-            in_step = in_lock_step(schedule, costs, hop_ticks)
-            found.append(TimedSchedule(simulate(schedule, costs), in_step))
+            own = costs(schedule.placement)
+            in_step = in_lock_step(schedule, own, hop_ticks)
+            found.append(TimedSchedule(simulate(schedule, own), in_step))
         except UserError as reason:  # of this schedule alone: the linear placement has its costs
             left_out[name] = str(reason)
     return ScheduleComparison(tuple(found), left_out)

@@ -248,7 +248,7 @@ def _split_term(layout: LayoutCandidate, work: ChunkWork) -> Term:
     return Term(
         "split backward",
         "a share of the backward, measured by geojax probe or SPLIT_SURCHARGE "
-        "(geojax.pipeline.simulation.staged_model)",
+        "(geojax.planner.cost.chunks)",
         longer,
         longer,
     )

@@ -9,13 +9,10 @@ import pytest
 
 from geojax.config.pipeline_settings import PipelineSettings
 from geojax.errors import UserError
-from geojax.models import ModelConfig
-from geojax.pipeline import SCHEDULES, Costs, ScheduleEntry, schedule_entry
+from geojax.pipeline import SCHEDULES, Costs, Hop, ScheduleEntry, schedule_entry
 from geojax.pipeline.generators.warmup import with_warmups
 from geojax.pipeline.orders import ORDERS, EventRequest, OrderMakers
 from geojax.pipeline.simulation.compare import compare
-from geojax.pipeline.simulation.staged_model import StagedModel
-from geojax.topology import Topology
 
 
 def serial(stages, microbatches):
@@ -59,14 +56,16 @@ def test_a_new_entry_is_in_the_config_and_the_comparison(monkeypatch):
     PipelineSettings(schedule="serial")
     with pytest.raises(ValueError, match="serial requires virtual_stages=1; got 2, which inter"):
         PipelineSettings(schedule="serial", virtual_stages=2)
-    model = ModelConfig.load("tiny")
-    staged = StagedModel(model, Topology.load("simulated-2x4"), 1, 1, 256, stage_seconds=0.02)
-    comparison = compare(staged, 4, 2, 2, names=["1f1b", "serial"])
+
+    def costs(placement):
+        return Costs.uniform(placement.chunks, 0.01, 0.01, hop=Hop(0.01))
+
+    comparison = compare(costs, (1, 1), 4, 2, 2, names=["1f1b", "serial"])
     times = {timed.name: timed.event_driven.seconds for timed in comparison.entries}
     assert times["serial"] > 1.5 * times["1f1b"]
     assert all(timed.lock_step is not None for timed in comparison.entries)
     with pytest.raises(UserError, match="no schedule is called 'fastest'"):
-        compare(staged, 4, 2, 2, names=["fastest"])
+        compare(costs, (1, 1), 4, 2, 2, names=["fastest"])
 
 
 def test_a_new_entry_is_in_the_help_of_the_command():

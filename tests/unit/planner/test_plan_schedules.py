@@ -67,7 +67,7 @@ def test_the_pipeline_of_the_config_is_the_one_that_is_simulated(capsys, monkeyp
     (marked,) = [line for line in lines if "(config)" in line]
     assert marked.startswith("1f1b (config) ")
     (own,) = [line for line in lines if line.startswith("geojax train runs 1f1b, hop_ticks 2:")]
-    assert " in lock-step, 7.67 ktokens/s, 7 microbatches in flight, whose layers hold " in own
+    assert " in lock-step, 7.72 ktokens/s, 7 microbatches in flight, whose layers hold " in own
 
     batch = ("--batch.global_batch_size", "16")
     lines = simulated(capsys, monkeypatch, *arguments, *batch)

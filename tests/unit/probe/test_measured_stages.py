@@ -14,8 +14,10 @@ from geojax.errors import UserError
 from geojax.mesh import AXES, make_mesh
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
-from geojax.pipeline.simulation.staged_model import StagedModel
 from geojax.planner.abstract_mesh import abstract_mesh
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.layout import LayoutCandidate
+from geojax.planner.staged_pipeline import StagedPipeline
 from geojax.probe import stages
 from geojax.probe.context import ProbeContext
 from geojax.probe.stages import measured_stages, stage_mesh
@@ -103,16 +105,17 @@ def test_the_simulator_computes_with_them(config, times, tmp_path):
     slower = PieceTimes(**{name: 2 * value for name, value in layer.model_dump().items()})
     west = east.model_copy(update={"name": "west", "layer": slower, "layer_whole_backward": 0.0032})
     read = read.model_copy(update={"sites": (east, west)})
-    staged = StagedModel(
-        config.model,
-        Topology.load("simulated-2x4"),  # of whose accelerators no peak is known
-        stages_per_site=2,
-        sequences=2,
+    layout = LayoutCandidate.made(
         sequence_length=64,
-        parallelism=config.model_parallelism,
-        dtype="float32",
-        measured=read,
+        microbatches=4,
+        microbatch_size=2,
+        mesh=dict(config.mesh) | {"dc": 2, "stage": 2, "data": 1},
+        parallelism=dict(config.parallelism),
+        dc={"role": "stage"},
+        precision="fp32",
     )
+    topology = Topology.load("simulated-2x4")  # of whose accelerators no peak is known
+    staged = StagedPipeline(config.model, layout, topology, Calibration(stage_times=read))
     # 6 layers of 2.6 ms, or 5.2 ms in the west, and a head of 6 ms that a single layer is beside.
     assert staged.layers(Placement.linear(4)) == (2, 2, 1, 1)
     costs = staged.costs(Placement.linear(4))

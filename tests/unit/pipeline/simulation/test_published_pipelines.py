@@ -25,7 +25,7 @@ from geojax.pipeline import (
     zero_bubble_h1,
     zero_bubble_h2,
 )
-from geojax.pipeline.simulation.staged_model import SPLIT_SURCHARGE
+from geojax.planner.cost.chunks import SPLIT_SURCHARGE
 
 
 @pytest.mark.parametrize(
