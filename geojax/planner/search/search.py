@@ -149,7 +149,7 @@ def search(
 def _as_timed(request: PlanRequest, candidate: Candidate) -> Candidate:
     """Settle the layers and buckets of a layout that fits with them, so that no run chooses others.
 
-    A run balances layers by operations and chooses buckets by FLOPs, and knows no calibration.
+    A run chooses by the cost model too, but knows no calibration.
     """
     layout = candidate.prediction.layout
     room = least_room(request, layout)
