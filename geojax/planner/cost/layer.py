@@ -3,13 +3,18 @@
 Shapes: T tokens of a device, d hidden, H and K query and kv heads of D dims, F ffn, V vocabulary,
 t ranks of `tensor`, c of `context`. A forward runs the products of a layer once; its backward twice
 as many, half of them for the gradients of the weights, and again what the remat policy drops
-(Korthikanti et al. 2022).
+(Korthikanti et al. 2022). Of a model with adapters, their products alone have gradients of weights.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
+import jax
+
 from geojax.models import ModelConfig
+from geojax.models.lora import is_adapter
+from geojax.models.parameters import parameter_shapes
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.execution import (
     DEFAULT_ATTENTION_BACKWARD,
@@ -145,6 +150,8 @@ class LayerTimes:
         yield self._elementwise()
         if policy(self.layout.precision).recipe is not None:
             yield self._casts()
+        if self.frozen:
+            yield self._adapters()
         yield self._sums()
 
     def products(self) -> list[Product]:
@@ -219,6 +226,34 @@ class LayerTimes:
             "matrix products",
             "FLOPs over the peak, the fitted efficiency and that of the shape "
             "(geojax.planner.cost.matmul)",
+            forward,
+            backward,
+            0.0 if self.frozen else weight,
+        )
+
+    @property
+    def frozen(self) -> bool:
+        """True where adapters alone are trained: other weights have no gradients."""
+        return self.model.lora is not None
+
+    @property
+    def _adapter_shapes(self) -> list[tuple[int, int]]:
+        """Rows and columns of each adapter of a layer, on all ranks of `tensor` together."""
+        leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(self.model)["layers"])
+        return [leaf.shape[-2:] for path, leaf in leaves if is_adapter(path)]
+
+    def _adapters(self) -> Piece:
+        rate, t = self.rate(linear=True), self.layout.mesh.tensor
+        forward = backward = weight = 0.0
+        for rows, columns in self._adapter_shapes:
+            once = rate.seconds(self.tokens, columns, rows) / t
+            forward += once
+            backward += rate.seconds(self.tokens, rows, columns) / t
+            backward += once if self.again("adapters") else 0.0
+            weight += rate.seconds(rows, columns, self.tokens, out_itemsize=4) / t
+        return Piece(
+            "adapters",
+            "FLOPs over the peak, or bytes through memory (geojax.planner.cost.matmul)",
             forward,
             backward,
             weight,
@@ -337,6 +372,8 @@ class LayerTimes:
         if self.layout.batch.microbatches == 1:
             return Piece("sums of gradients", "one microbatch: there are none")
         numbers = sum(each.count * each.inner * each.columns for each in self.products())
+        if self.frozen:
+            numbers = sum(map(math.prod, self._adapter_shapes)) / self.layout.mesh.tensor
         moved = 4 if self.execution.sums_in_matmul else self.itemsize + 8
         return Piece(
             "sums of gradients",
@@ -386,12 +423,13 @@ class LayerTimes:
     def embedding(self) -> Piece:
         """Time the look-up, which reads and writes rows, and its gradient, which adds to rows."""
         numbers = self.tokens * self.model.hidden_size * self.itemsize
+        added = 0 if self.frozen else 3 * numbers
         return Piece(
             "embedding",
             "bytes through memory over its bandwidth",
             2 * numbers / self.bytes_per_second,
-            weight=3 * numbers / self.bytes_per_second,
-            bytes=5 * numbers,
+            weight=added / self.bytes_per_second,
+            bytes=2 * numbers + added,
         )
 
     def head(self) -> Iterator[Piece]:
@@ -411,7 +449,7 @@ class LayerTimes:
             "FLOPs over the peak and the fitted efficiency (geojax.planner.cost.matmul)",
             rate.seconds(self.tokens, columns, d),
             rate.seconds(self.tokens, d, columns),
-            rate.seconds(d, columns, self.tokens, out_itemsize=4),
+            0.0 if self.frozen else rate.seconds(d, columns, self.tokens, out_itemsize=4),
         ).times(heads)
         logits = self.tokens * columns * self.itemsize
         yield Piece(
