@@ -236,7 +236,7 @@ def _longer_than_a_tick(staged: "StagedPipeline") -> list[str]:
     from geojax.pipeline.schedule import Placement
 
     costs = staged.costs(Placement.linear(staged.stages))
-    tick = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+    tick = max(costs.work)
     return [
         f"{hop.link}: a hop of {_time(hop.seconds)} is longer than a stage's {_time(tick)} for a "
         "microbatch: geojax train waits for it in every tick, which lock-step does not count"

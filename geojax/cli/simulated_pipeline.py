@@ -132,7 +132,7 @@ def _check_hops(staged: "StagedPipeline") -> None:
     from geojax.pipeline.schedule import Placement
 
     costs = staged.costs(Placement.linear(staged.stages))
-    work = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+    work = max(costs.work)
     longest = max(costs.hops, key=lambda hop: hop.seconds, default=None)
     if longest is not None and longest.seconds > MOST_STAGES_A_HOP * work:
         raise UserError(
@@ -281,6 +281,6 @@ def _staged(
 
     def period(pipeline: StagedPipeline) -> float:
         costs = pipeline.costs(Placement.linear(stages))
-        return max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+        return max(costs.work)
 
     return max(pipelines, key=period)

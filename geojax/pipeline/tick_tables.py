@@ -216,7 +216,7 @@ def _hop_ticks(packing: Packing, costs: Costs, split: bool) -> list[_HopTicks]:
     """
     forward, weight = max(costs.forward), max(costs.weight)
     backward = max(map(sum, zip(costs.backward, costs.weight, strict=True)))
-    work = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+    work = max(costs.work)
     if split:
         backward = max(costs.backward)
     longest = max(forward, backward, weight if split else 0.0)

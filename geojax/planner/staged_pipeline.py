@@ -91,13 +91,7 @@ class StagedPipeline:
         if self.stage_seconds is None:
             return costs
         plain = self._work(Placement.linear(self.stages)).costs
-        work = zip(plain.forward, plain.backward, plain.weight, strict=True)
-        factor = self.stage_seconds / max(map(sum, work))
-        forward, backward, weight = (
-            tuple(factor * seconds for seconds in of_chunks)
-            for of_chunks in (costs.forward, costs.backward, costs.weight)
-        )
-        return dataclasses.replace(costs, forward=forward, backward=backward, weight=weight)
+        return costs.scaled(self.stage_seconds / max(plain.work))
 
     @property
     def _dtype(self) -> str:

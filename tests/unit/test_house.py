@@ -10,7 +10,7 @@ REACHED_BY_TRAINING = 27_000
 """Most lines of code that `geojax.train` reaches."""
 HANDED_TO_TRAINING = ("geojax.planner", "geojax.pipeline.simulation", "geojax.hlo")
 """Rooms that a run reaches by the functions that it is handed alone (`geojax.train.services`)."""
-PAIRS_THAT_SHARE_FIELDS = 1
+PAIRS_THAT_SHARE_FIELDS = 0
 CLASSES_OF_ONE_NAME = 0
 
 

@@ -142,7 +142,7 @@ def limit_spreads(costs: Costs, most: Sequence[int]) -> list[tuple[int, ...]]:
     The most for all; no more than keeps a stage busy while a microbatch goes through the stages
     behind it and back; and the limit in proportion to that way, with one to spare.
     """
-    work = list(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+    work = costs.work
     period = max(work)
     hops = [2 * hop.seconds for hop in costs.hops] + [0.0]
     ways = list(

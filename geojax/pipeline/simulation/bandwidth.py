@@ -82,8 +82,8 @@ def closed_form(
     """Compute the bandwidth point of a pipeline of one chunk a stage by the formula above."""
     free = with_bandwidth(costs, hop_bytes, math.inf)
     cuts = sum(hop.link is not None for hop in costs.hops)
-    residence = sum(_work(costs)) + 2 * sum(hop.seconds for hop in free.hops)
-    longest = (1 + tolerance) * max(*_work(costs), residence / memory_limit)
+    residence = sum(costs.work) + 2 * sum(hop.seconds for hop in free.hops)
+    longest = (1 + tolerance) * max(*costs.work, residence / memory_limit)
     transfer = min(longest, (memory_limit * longest - residence) / (2 * cuts))
     return hop_bytes / transfer if transfer > 0 else math.inf
 
@@ -120,7 +120,7 @@ def sweep(
         tuple(bandwidths),
         tuple(memory_limits),
         periods[:, :-1],
-        max(_work(costs)),
+        max(costs.work),
         tuple(points),
     )
 
@@ -148,7 +148,7 @@ def _least_enough(
 def sweep_around(costs: Costs, hop_bytes: float, memory_limit: int) -> BandwidthSweep:
     """Sweep from half of 1F1B's memory to what hides all latencies, and from a link that is the
     slowest by far to one that hardly matters."""
-    stages, work = len(costs.forward), max(_work(costs))
+    stages, work = len(costs.forward), max(costs.work)
     latencies = 2 * sum(hop.latency for hop in costs.hops if hop.link is not None)
     enough = stages + math.ceil(latencies / work) + 2
     low, high = min(max(1, stages // 2), memory_limit), max(enough, memory_limit)
@@ -156,7 +156,3 @@ def sweep_around(costs: Costs, hop_bytes: float, memory_limit: int) -> Bandwidth
     slowest = hop_bytes / (4 * work)
     bandwidths = slowest * np.geomspace(1, _RANGE, _BANDWIDTHS)
     return sweep(costs, hop_bytes, [float(each) for each in bandwidths], limits)
-
-
-def _work(costs: Costs) -> list[float]:
-    return [sum(parts) for parts in zip(costs.forward, costs.backward, costs.weight, strict=True)]

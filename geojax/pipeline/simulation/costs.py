@@ -81,6 +81,20 @@ class Costs:
             tuple(Hop() if source == target else hop(source, target) for source, target in pairs),
         )
 
+    @property
+    def work(self) -> tuple[float, ...]:
+        """Seconds of each chunk's forward and whole backward."""
+        return tuple(map(sum, zip(self.forward, self.backward, self.weight, strict=True)))
+
+    def scaled(self, factor: float) -> "Costs":
+        """Return the same pipeline whose work, but no message, takes `factor` times as long."""
+        return dataclasses.replace(
+            self,
+            forward=tuple(factor * seconds for seconds in self.forward),
+            backward=tuple(factor * seconds for seconds in self.backward),
+            weight=tuple(factor * seconds for seconds in self.weight),
+        )
+
     def durations(self, *, split_backward: bool) -> tuple[tuple[float, ...], ...]:
         """Return the seconds of each chunk's forward, backward and gradient of weights.
 

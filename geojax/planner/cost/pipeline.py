@@ -114,7 +114,7 @@ def _extrapolated(
 def _few(layout: LayoutCandidate, costs: Costs) -> tuple[int, int]:
     """Return two numbers of microbatches, in whole groups, that warm-up does not fill."""
     stages, group = layout.pipeline_stages, max(layout.stages_per_site)
-    busiest = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+    busiest = max(costs.work)
     round_trip = 2 * sum(hop.seconds for hop in costs.hops if hop.link is not None)
     ahead = math.ceil(round_trip / (busiest * layout.pipeline.virtual_stages))
     groups = -(-(stages + ahead) // group)

@@ -138,7 +138,7 @@ def hop_lines(config: RunConfig, plan: StepPlan) -> list[str]:
         return [f"{line}; without times: {unknown.problem}"]
     exposed, seconds = _hop_exposure(table, costs)
     cut = max((hop for hop in costs.hops if hop.link is not None), key=lambda hop: hop.seconds)
-    tick = max(map(sum, zip(costs.forward, costs.backward, costs.weight, strict=True)))
+    tick = max(costs.work)
     lines = [
         f"{line}: a hop takes {cut.seconds * 1e3:.3g} ms, {cut.latency * 1e3:.3g} of them latency, "
         f"a tick {tick * 1e3:.3g} ms; hops expose {exposed:.2g} s of a step's {seconds:.2g} s "

@@ -1,5 +1,7 @@
 """The work of a layer whose weights are frozen, beside the same with all weights trained."""
 
+import dataclasses
+
 import pytest
 
 from geojax.models import ModelConfig
@@ -26,7 +28,7 @@ def by_name(pieces):
 def test_frozen_weights_have_no_gradients_and_adapters_do():
     base, adapted = (by_name(times(model).layer()) for model in (BASE, ADAPTED))
     products, adapters = adapted["matrix products"], adapted.pop("adapters")
-    assert products == base["matrix products"]._replace(weight=0.0)
+    assert products == dataclasses.replace(base["matrix products"], weight=0.0)
     assert adapted["sums of gradients"].bytes < 0.01 * base["sums of gradients"].bytes
     assert list(adapted) == list(base)
     assert min(adapters.forward, adapters.backward, adapters.weight) > 0
