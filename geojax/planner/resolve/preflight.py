@@ -4,22 +4,28 @@ The estimate is that of `geojax plan`: the step is traced on a mesh without devi
 seconds for any number of them.
 """
 
+import math
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from geojax.accelerators import Accelerator, accelerator_of
+from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
+from geojax.planner.cost.layout import LayoutCandidate
+from geojax.planner.cost.memory import layout_memory
 from geojax.planner.memory import StepMemory, TracedStep
+from geojax.planner.resolve.run_layout import layout_of_run
 from geojax.planner.resolve.run_memory import run_memory
+from geojax.planner.resolve.run_prediction import predict_run
 from geojax.planner.resolve.traced_run import accelerator_of_run
+from geojax.planner.search.same_mesh import on_same_mesh
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import UsableMemory, usable_memory
-from geojax.settings import validate
+from geojax.settings import leaves_by_key, validate
 from geojax.step.resolved import MemoryVerdict
 
 Changes = dict[str, Any]
@@ -28,8 +34,8 @@ Changes = dict[str, Any]
 _SHOWN = 3
 """Most uses of memory, and most ways out, that a line names."""
 
-_QUIET_SECONDS = 10
-"""Longest time of a search without a line about it, but for the trace that is under way."""
+_TRACED = 6
+"""Most layouts that are traced to see if they fit; each takes seconds."""
 
 Log = Callable[[str], None]
 
@@ -60,7 +66,7 @@ def preflight(
     Args:
         config: the run.
         devices: those of this runtime.
-        log: told of a long search for settings that would fit.
+        log: told which settings are tried where it does not fit.
         traced: the step of one program, if it is traced already.
     """
     accelerator = accelerator_of(devices[0])
@@ -84,7 +90,7 @@ def judge(
 ) -> MemoryVerdict:
     """Compare the memory that a step of `config` takes with the usable one of `accelerator`.
 
-    Where it does not fit, a long search for settings that would tells `log` of its progress.
+    Where it does not fit, `log` is told which settings are tried.
     """
     usable = usable_memory(accelerator, environment)
     if usable is None:
@@ -95,7 +101,7 @@ def judge(
             line=f"a step needs about {quantity(memory.bytes, 'B')} on a device, {_room(usable)}",
         )
     line = f"a step needs about {quantity(memory.bytes, 'B')} on a device ({_largest(memory)}), "
-    ways = ways_out(config, accelerator, usable.bytes, log)
+    ways = what_would_fit(config, accelerator, usable.bytes, log)
     return MemoryVerdict(kind="does not fit", line=f"{line}{_room(usable)}; {ways}")
 
 
@@ -108,68 +114,69 @@ def _largest(memory: StepMemory) -> str:
     return ", ".join(f"{kind} {quantity(held, 'B')}" for kind, held in uses)
 
 
-def ways_out(
+def what_would_fit(
     config: RunConfig, accelerator: Accelerator | None, usable: int, log: Log = _unheard
 ) -> str:
     """Say which other settings of the same run on the same mesh would fit into `usable` bytes.
 
-    Each change is tried alone, those that cost least time first; if none is enough, one after the
-    other is added while that saves memory.
+    The closed form of the search chooses what to trace: those with the fewest changes first, and
+    of these the fastest where the cost model knows enough. What is named fits by its trace.
     """
-    told = time.monotonic()
-
-    def peak_with(changes: Changes) -> int | None:
-        nonlocal told
-        if time.monotonic() - told > _QUIET_SECONDS:
-            log(f"the step does not fit; trying {_settings(changes) or 'it as it is'}")
-            told = time.monotonic()
-        return _peak(config, changes, accelerator)
-
-    fitting: list[str] = []
-    for change in _changes(config):
-        peak = peak_with(change)
-        if peak is not None and peak <= usable:
-            fitting.append(_shown(change, peak))
-        if len(fitting) == _SHOWN:
-            break
-    if fitting:
-        return f"would fit: {' or '.join(fitting)}"
-    together: Changes = {}
-    least = peak_with(together)
-    for change in _changes(config):
-        peak = peak_with(together | change)
-        if peak is None or least is None or peak >= least:
+    own = layout_of_run(config)
+    device_bytes = (accelerator and accelerator.memory_bytes) or math.inf
+    estimated = {
+        layout: layout_memory(
+            config.model, layout, device_bytes=device_bytes, optimizer=config.optimizer
+        ).bytes
+        for layout in on_same_mesh(config.model, own)
+    }
+    found = [
+        (_changes(own, layout), layout) for layout, held in estimated.items() if held <= usable
+    ]
+    seconds = _seconds_of(config)
+    found.sort(key=lambda each: (len(each[0]), seconds(each[1])))
+    shown: list[str] = []
+    for changes, _ in found[:_TRACED]:
+        if not changes:
             continue
-        together, least = together | change, peak
-        if peak <= usable:
-            return f"would fit: {_shown(together, peak)}"
-    tried = (
-        f"{_shown(together, least)} is the least of what was tried; " if together and least else ""
-    )
+        log(f"the step does not fit; trying {_settings(changes)}")
+        peak = _peak(config, changes, accelerator)
+        if peak is not None and peak <= usable:
+            shown.append(_shown(changes, peak))
+        if len(shown) == _SHOWN:
+            break
+    if shown:
+        return f"would fit: {' or '.join(shown)}"
+    least = min(estimated, key=lambda layout: estimated[layout])
+    tried = ""
+    if least != own:
+        held = quantity(estimated[least], "B")
+        tried = f"{_settings(_changes(own, least))} takes least, about {held}; "
     return f"{tried}more devices, or a larger tensor or stage axis, would be needed"
 
 
-def _changes(config: RunConfig) -> Iterator[Changes]:
-    """Yield changes of one setting each that can save memory, those that cost least time first."""
-    if config.mesh.tensor > 1 and not config.parallelism.sequence:
-        yield {"parallelism.sequence": True}
-    ranks = config.mesh.data * config.mesh.expert
-    ranks *= config.mesh.dc if config.dc.role == "data" else 1
-    most = config.batch.global_batch_size // ranks
-    if config.batch.microbatches < most:
-        yield {"batch.microbatches": most}
-    if config.pipeline_stages > 1:
-        for schedule in ("branch_free", "1f1b"):
-            if schedule != config.pipeline.schedule:
-                yield {
-                    "pipeline.schedule": schedule,
-                    "pipeline.virtual_stages": 1,
-                    "pipeline.layers": None,
-                }
-    stages = (1,) if config.pipeline_stages > 1 else (1, 2, 3)
-    yield from ({"zero.stage": stage} for stage in stages if stage > config.zero.stage)
-    remats = ("none", "selective", "full")
-    yield from ({"remat": remat} for remat in remats[remats.index(config.remat) + 1 :])
+def _changes(own: LayoutCandidate, other: LayoutCandidate) -> Changes:
+    """Return the settings in which another layout differs."""
+    before, after = (
+        dict(leaves_by_key(each.model_dump(include=set(Layout.model_fields))))
+        for each in (own, other)
+    )
+    return {name: value for name, value in after.items() if before[name] != value}
+
+
+def _seconds_of(config: RunConfig) -> Callable[[LayoutCandidate], float]:
+    """Return a function that predicts the step of a layout; 0 where too little is known."""
+    topology = config.load_topology()
+
+    def seconds(layout: LayoutCandidate) -> float:
+        if topology is None:
+            return 0.0
+        try:
+            return predict_run(config, topology, layout).step_seconds
+        except UserError:
+            return 0.0
+
+    return seconds
 
 
 def _peak(config: RunConfig, changes: Changes, accelerator: Accelerator | None) -> int | None:
