@@ -28,7 +28,7 @@ class StagedPipeline:
     others are balanced by time."""
     topology: Topology
     calibration: Calibration = dataclasses.field(default_factory=Calibration)
-    """What accelerators and networks reach of their published rates."""
+    """Shares that accelerators and networks reach of their published rates."""
     stage_seconds: float | None = None
     """If it was measured: forward and backward of a microbatch on the slowest stage, with one chunk
     a stage. Peaks then matter only where sites differ."""

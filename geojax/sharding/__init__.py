@@ -1,4 +1,4 @@
-"""Where each leaf of the training state lives: its shards on a mesh, and its layers by stage."""
+"""The place of each leaf of the training state: its shards on a mesh, and its layers by stage."""
 
 from geojax.sharding.leaf_layouts import (
     SHARD_AXES,
