@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.remat import computed_again
@@ -72,9 +73,9 @@ def mtp_loss(
         embedded = embed_tokens(table, later.tokens, config, parallelism)
         own = layer_slice(parameters["mtp"], number)
         inside = context._replace(segment_ids=later.segment_ids)
-        run = functools.partial(run_layer, index=jnp.int32(config.num_hidden_layers + number))
-        module = computed_again(functools.partial(_module, config, run, inside))
-        x, balance = module(own, normed, embedded)
+        run = functools.partial(run_layer, index=np.int32(config.num_hidden_layers + number))
+        module = computed_again(functools.partial(_module, config, run))
+        x, balance = module(inside, own, normed, embedded)
         normed = norm(own["final_norm"], x, config)
         loss = token_loss(parameters, normed, later.targets, later.mask, config, parallelism)
         total = total + weight * loss

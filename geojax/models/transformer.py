@@ -191,8 +191,8 @@ def model_chunk(
         context = make_context(batch, config, dtype, dropout_key, parallelism)
         for number in range(config.first_k_dense_replace):
             # Each keeps its input alone; a pipeline would compute it again in any case.
-            dense = computed_again(functools.partial(dense_layer, number, context))
-            x = dense(first["dense_layers"], x)
+            dense = computed_again(functools.partial(dense_layer, number))
+            x = dense(context, first["dense_layers"], x)
         return x
 
     def balance(losses: jax.Array, batch: Batch) -> jax.Array:

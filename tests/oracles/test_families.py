@@ -73,7 +73,9 @@ def oracle(request, tmp_path_factory):
         choices = choices_of_routers(theirs)
         found, loss = packed_logits_and_loss(theirs, tensors)
     prefix = type(theirs).__name__.removesuffix("ForCausalLM")
-    assert {place.removeprefix(prefix) for place in lifted.places} == casts
+    places = {place.removeprefix(prefix) for place in lifted.places}
+    # From transformers 5.24 on, a router's weights are made in float32.
+    assert places - {"TopkRouter.__init__"} == casts
     loss.backward()
     for parameter in theirs.parameters():
         parameter.data = parameter.grad
@@ -223,7 +225,9 @@ def test_a_checkpoint_is_written_as_it_was_read(oracle, tmp_path, file_bytes):
         assert (ours[name].shape, ours[name].tobytes()) == (array.shape, array.tobytes()), name
     found, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
-    assert {parameter.dtype for parameter in found.parameters()} == {torch.float64}
+    # From transformers 5.24 on, a router's weights stay in float32 whatever the file has.
+    named = [pair for pair in found.named_parameters() if not pair[0].endswith("mlp.gate.weight")]
+    assert {parameter.dtype for _, parameter in named} == {torch.float64}
     assert ModelConfig(**read_model_fields(tmp_path)) == oracle.model
     if oracle.model.sliding_window is None and (
         AutoConfig.from_pretrained(source).model_type == "mistral"

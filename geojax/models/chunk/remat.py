@@ -30,25 +30,26 @@ the last sum over `tensor`, which no gradient needs.
 
 
 def computed_again(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a derivative of `function` that keeps its arguments alone and runs it again in between.
+    """Make a derivative of `function` that keeps its arguments alone, and runs it once more.
 
     It runs again when the cotangent of its result is there. With `jax.checkpoint` alone, XLA's CPU
     runtime may issue the collectives of the second run at any time, or merge it with the first.
-    What `function` closes over is not differentiated.
+    The first argument is data without a derivative. `function` must close over no array: the
+    backward may be a program of its own.
     """
 
     @jax.custom_vjp
-    def apply(*arguments: Any) -> Any:
-        return function(*arguments)
+    def apply(data: Any, *arguments: Any) -> Any:
+        return function(data, *arguments)
 
-    def forward(*arguments: Any) -> tuple[Any, Any]:
-        return function(*arguments), arguments
+    def forward(data: Any, *arguments: Any) -> tuple[Any, Any]:
+        return function(data, *arguments), (data, arguments)
 
-    def backward(arguments: Any, cotangent: Any) -> Any:
-        arguments, cotangent = barrier((arguments, cotangent))
+    def backward(kept: Any, cotangent: Any) -> Any:
+        (data, arguments), cotangent = barrier((kept, cotangent))
         arguments = after(arguments, token_of(cotangent))
-        _, of_arguments = jax.vjp(function, *arguments)
-        return of_arguments(cotangent)
+        _, of_arguments = jax.vjp(functools.partial(function, data), *arguments)
+        return None, *of_arguments(cotangent)
 
     apply.defvjp(forward, backward)
     return apply
