@@ -156,8 +156,7 @@ def _throughput(pipeline: SimulatedPipeline, seconds: float) -> str:
     from geojax.quantities import quantity
 
     staged = pipeline.staged
-    tokens = staged.microbatch_tokens * pipeline.sizes.microbatches / seconds
-    utilization = staged.model_flops_utilization(tokens)
+    tokens, utilization = staged.tokens_per_second(seconds), staged.model_flops_utilization(seconds)
     mfu = "" if utilization is None else f", {utilization:.1%} MFU"
     return f", {quantity(pipeline.pipelines * tokens, 'tokens/s')}{mfu}"
 

@@ -4,13 +4,14 @@ import dataclasses
 import functools
 
 from geojax.errors import UserError
-from geojax.models import ModelConfig, model_flops
+from geojax.models import ModelConfig
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.chunks import ChunkWork, SitePieces, placed_work, site_pieces
 from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layout import LayoutCandidate
+from geojax.planner.cost.predict import utilization_of
 from geojax.precision import policy
 from geojax.topology import Topology
 
@@ -56,25 +57,16 @@ class StagedPipeline:
     @property
     def hop_bytes(self) -> float:
         """The bytes that all ranks of a stage send to the next one for a microbatch."""
-        (hop,) = self._sites[0].hop
-        return self.layout.devices_per_stage * hop.bytes / 2
+        return self.layout.devices_per_stage * self._sites[0].hop_bytes
 
-    @property
-    def microbatch_tokens(self) -> int:
-        """The tokens of a microbatch on all ranks of a stage."""
-        layout = self.layout
-        return layout.microbatch_size * layout.data_ranks * layout.batch.sequence_length
+    def tokens_per_second(self, seconds: float) -> float:
+        """Return the rate of a pipeline whose microbatches take so long together."""
+        batch = self.layout.batch
+        return batch.global_batch_size * batch.sequence_length / seconds
 
-    def model_flops_utilization(self, tokens_per_second: float) -> float | None:
-        """Return the MFU at so many tokens of this pipeline a second; None where a peak is unknown.
-
-        All devices of all stages count, as in the figures that a training run logs.
-        """
-        peaks = [site.accelerator.peak(self._dtype) for site in self.topology.sites]
-        if None in peaks:
-            return None
-        peak = sum(filter(None, peaks)) * self.layout.mesh.stage * self.layout.devices_per_stage
-        return tokens_per_second * model_flops(self.model, self.layout.batch.sequence_length) / peak
+    def model_flops_utilization(self, seconds: float) -> float | None:
+        """Return the MFU if its microbatches take so long together; None: a peak is unknown."""
+        return utilization_of(self.model, self.layout, self.topology, seconds)
 
     def layers(self, placement: Placement) -> tuple[int, ...]:
         """Return the layers of each chunk; errors as `costs`."""

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from geojax.models import ModelConfig
 from geojax.pipeline.balance import balanced_layers
-from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
@@ -40,6 +39,11 @@ class SitePieces:
     networks: SiteNetworks
     split_surcharge: float = SPLIT_SURCHARGE
     """The share by which the halves of a split backward take longer than the whole."""
+
+    @property
+    def hop_bytes(self) -> float:
+        """Bytes of a message between stages that one device sends; 0 where there is one stage."""
+        return sum(piece.bytes for piece in self.hop) / 2
 
 
 def site_pieces(
@@ -105,16 +109,11 @@ def _measured(times: LayerTimes, networks: SiteNetworks, measured: StageTimes) -
     )
 
 
-def hop_bytes(times: LayerTimes) -> float:
-    """Return the bytes of a message between stages that one device sends."""
-    return times.own_tokens * times.model.hidden_size * times.itemsize
-
-
 def _hops(times: LayerTimes, networks: SiteNetworks) -> tuple[Piece, ...]:
     """Time the messages of one chunk to its neighbors: one forwards, one backwards."""
     if times.layout.pipeline_stages == 1:
         return ()
-    network, sent = networks.hop(), hop_bytes(times)
+    network, sent = networks.hop(), times.own_tokens * times.model.hidden_size * times.itemsize
     took = sent / network.bytes_per_second + network.latency_seconds
     return (
         Piece(
@@ -171,11 +170,8 @@ def chunk_work(
     Raises:
         UserError: there are more chunks than layers, or the topology lacks a link.
     """
-    placement = Placement.linear(1)
-    if layout.pipeline_stages > 1:
-        entry = schedule_entry(layout.pipeline.schedule)
-        placement = entry.placement(layout.stages_per_site, layout.pipeline.virtual_stages)
-    work = placed_work(model, layout, topology, sites, placement, layout.pipeline.layers)
+    layers = layout.pipeline.layers
+    work = placed_work(model, layout, topology, sites, layout.placement, layers)
     if looks_at_memory and layout.pipeline_stages > 1 and layout.site_shares is None:
         chosen_by = ChosenBy(work.costs, work.layers, layer_bytes(model, layout))
         return dataclasses.replace(work, chosen_by=chosen_by)
@@ -258,8 +254,8 @@ def _hop(
     """Return the message between two chunks: over a link, over a site's network, or none."""
     if same_stage:
         return Hop()
-    (piece,) = sites[source].hop
     if source == target:
+        (piece,) = sites[source].hop
         return Hop(piece.hidden / 2)
     # Both ways share the link, and its name.
     names = tuple(topology.site_names[site] for site in sorted((source, target)))
@@ -269,6 +265,6 @@ def _hop(
     bandwidth = min(there.bytes_per_second, back.bytes_per_second, cards)
     return Hop(
         there.round_trip_seconds / 2,
-        senders * piece.bytes / 2 / bandwidth,
+        senders * sites[source].hop_bytes / bandwidth,
         f"{names[0]}-{names[1]}",
     )

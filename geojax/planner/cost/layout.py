@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 from geojax.config.layout import Layout
 from geojax.config.layout_sections import BatchSettings
 from geojax.pipeline.registry import schedule_entry
+from geojax.pipeline.schedule import Placement
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +73,15 @@ class LayoutCandidate(Layout):
     @property
     def site_of_chunks(self) -> tuple[int, ...]:
         """Site of each chunk of layers, in the model's order."""
+        return tuple(self.site_of_stages[stage] for stage in self.placement.stage_of)
+
+    @property
+    def placement(self) -> Placement:
+        """The stage of each chunk of layers."""
         if self.pipeline_stages == 1:
-            return (0,)
+            return Placement.linear(1)
         entry = schedule_entry(self.pipeline.schedule)
-        placement = entry.placement(self.stages_per_site, self.pipeline.virtual_stages)
-        return tuple(self.site_of_stages[stage] for stage in placement.stage_of)
+        return entry.placement(self.stages_per_site, self.pipeline.virtual_stages)
 
     @property
     def is_trainable(self) -> bool:

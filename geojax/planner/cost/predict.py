@@ -97,7 +97,7 @@ def predict(
         layout=made,
         step_seconds=step,
         terms=tuple(terms),
-        model_flops_utilization=_utilization(model, layout, topology, step),
+        model_flops_utilization=utilization_of(model, layout, topology, step),
         bubble_fraction=slowest.bubble / step,
         links=tuple(_links(layout, topology, slowest, reduced)),
         memory_bytes=_memory_bytes(model, layout, topology, optimizer),
@@ -215,11 +215,11 @@ def _pipeline_time(
     if cores is None or link is None:
         return run(work.costs)
     costs = CoreCosts(cores, layout, link.bytes_per_second)
-    hop_bytes = sites[0].hop[0].bytes / 2
+    sent = sites[0].hop_bytes
     if layout.dc.join == "islands":
-        return run(costs.with_hops(work.costs, hop_bytes))
+        return run(costs.with_hops(work.costs, sent))
     made = run(work.costs)
-    exposed = costs.exposed_hops_seconds(made.link_messages, hop_bytes, made.inside_sites)
+    exposed = costs.exposed_hops_seconds(made.link_messages, sent, made.inside_sites)
     return made._replace(seconds=made.inside_sites + exposed)
 
 
@@ -269,7 +269,6 @@ def _pipeline_terms(
         time.inside_sites - busiest,
     )
     if layout.dc.role == "stage" and layout.mesh.dc > 1:
-        (hop,) = sites[0].hop
         waited = max(time.seconds - time.inside_sites, 0.0)
         longest = max(hop.seconds for hop in work.costs.hops if hop.link is not None)
         yield Term(
@@ -278,13 +277,13 @@ def _pipeline_terms(
             "links that take no time (geojax.pipeline.simulation)",
             max(waited, time.link_messages * longest),
             waited,
-            bytes=hop.bytes / 2 * time.link_messages,
+            bytes=sites[0].hop_bytes * time.link_messages,
             messages=time.link_messages,
             network="between_sites",
         )
 
 
-def _utilization(
+def utilization_of(
     model: ModelConfig,
     layout: LayoutCandidate,
     topology: Topology,
@@ -364,9 +363,8 @@ def _links(
     if layout.dc.role == "stage":
         pairs = [(a, a + 1) for a in range(layout.mesh.dc - 1)]
         pairs += [(b, a) for a, b in pairs]
-        (hop,) = slowest.sites[0].hop
         messages = slowest.hops / 2
-        sent = hop.bytes / 2 * messages
+        sent = slowest.sites[0].hop_bytes * messages
         senders = layout.devices_per_stage
     else:
         pairs = [(a, b) for a in range(layout.mesh.dc) for b in range(layout.mesh.dc) if a != b]
