@@ -5,7 +5,7 @@
 Layouts of six classes are drawn with a fixed seed, of published models with few layers, and
 compiled ahead of time (the extra `aot`, no GPU): dense models, experts, latent attention, gpt-oss,
 pipelines in one program, and sites with runtimes of their own. Those of even number were there to
-fit the estimate, those of odd number show it. The shipped configs are compiled as they are.
+fit the estimate, those of odd number show it.
 
 A compile is kept in the output file and not repeated; `--estimate` only estimates again. The exit
 code is 1 where the shown layouts miss a goal:
@@ -21,6 +21,7 @@ import dataclasses
 import importlib.metadata
 import json
 import random
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -28,11 +29,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from rich.console import Console
+from rich.table import Table
 
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.island_plan import data_part, island_plan, site_programs, stage_parts
 from geojax.islands.programs.site_programs import SitePrograms
+from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.compile_target import CompileTarget
 from geojax.planner.memory import CompiledMemory
 from geojax.planner.resolve.run_memory import run_memory
@@ -53,6 +57,7 @@ MOST_DEVICES = 64
 CONFIGS = Path(__file__).parents[1] / "configs"
 BASE = CONFIGS / "llama3-8b-2x8.yaml"
 MEDIAN, WORST, LOW, MOST_LOW = 0.04, 0.1, 0.05, 3
+LEAST_OF_CLASS = 5
 
 DENSE = ("llama3-8b", "llama3-70b", "gemma2-9b", "nemotron4-15b", "llama2-13b", "gpt3-175b")
 EXPERTS = ("mixtral-8x7b", "deepseekmoe-16b", "deepseekmoe-145b")
@@ -163,8 +168,7 @@ def drawn(of_class: str) -> Iterator[Drawn]:
 
 
 def config_of(row: dict[str, Any]) -> RunConfig:
-    path = BASE if row["class"] != "shipped" else CONFIGS / f"{row['name']}.yaml"
-    return RunConfig.load(path, row["overrides"])
+    return RunConfig.load(BASE, row["overrides"])
 
 
 def target_of(config: RunConfig) -> CompileTarget:
@@ -255,10 +259,41 @@ def compiled_row(layout: Drawn) -> dict[str, Any]:
 
 
 def estimated(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with its estimate, by use."""
+    """The row with its estimate for GPUs, by use."""
     config = config_of(row)
-    memory = run_memory(config, None)
+    if config.dc.join == "islands":
+        # Whose accelerators say what the programs are for.
+        overrides = [*row["overrides"], "--topology", "two-h100-sites-2x8"]
+        memory = run_memory(RunConfig.load(BASE, overrides), None)
+    else:
+        mesh = abstract_mesh(config.mesh.model_dump(), platform="gpu")
+        memory = trace_on(config, mesh).memory()
     return row | {"estimate": {use: held for use, held in memory.by_kind.items() if held}}
+
+
+def error_of(row: dict[str, Any]) -> float:
+    return sum(row["estimate"].values()) / sum(row["bytes"].values()) - 1
+
+
+def print_errors(rows: list[dict[str, Any]], console: Console) -> bool:
+    """Tabulate the layouts by class, and return True if those that are shown meet the goals."""
+    table = Table("layout", "GB compiled", "GB estimated", "error", "", box=None)
+    for row in rows:
+        compiled, estimate = sum(row["bytes"].values()), sum(row["estimate"].values())
+        use = "fitted" if row["number"] % 2 == 0 else "shown"
+        sizes = f"{compiled / 1e9:.2f}", f"{estimate / 1e9:.2f}", f"{error_of(row):+.1%}"
+        table.add_row(row["name"], *sizes, use)
+    console.print(table)
+    shown = [error_of(row) for row in rows if row["number"] % 2]
+    median, worst = statistics.median(map(abs, shown)), max(map(abs, shown))
+    low = sum(error < -LOW for error in shown)
+    few = [name for name in MODELS if sum(row["class"] == name for row in rows) < LEAST_OF_CLASS]
+    console.print(
+        f"{len(shown)} of {len(rows)} layouts are shown: median {median:.1%} (goal {MEDIAN:.0%}), "
+        f"worst {worst:.1%} (goal {WORST:.0%}), {low} low by more than {LOW:.0%} (at most "
+        f"{MOST_LOW}); fewer than {LEAST_OF_CLASS} of: {', '.join(few) or 'none'}"
+    )
+    return median <= MEDIAN and worst <= WORST and low <= MOST_LOW and not few
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -278,7 +313,11 @@ def main() -> int:
             print(row["name"], row.get("bytes"), row.get("cpu_seconds"), flush=True)
             rows.append(row)
             write(arguments.output, rows)
-    return 0
+    counted = [estimated(row) for row in rows if counts(row)]
+    known = {row["name"]: row for row in counted}
+    write(arguments.output, [known.get(row["name"], row) for row in rows])
+    numbered = [row | {"number": int(row["name"].rpartition(" ")[2])} for row in counted]
+    return 0 if print_errors(numbered, Console(width=100)) else 1
 
 
 if __name__ == "__main__":
