@@ -159,12 +159,41 @@ class Trainer:
 
     def _open(self, stack: contextlib.ExitStack, require_checkpoint: bool) -> None:
         """Open data, directory and checkpoints, join the sites, compile, and begin or restore."""
-        config, island = self.config, self._island
         # A run that goes on from a checkpoint needs no weights but frozen ones.
-        fresh = not RunDirectory.is_there(config.run_directory)
+        fresh = not RunDirectory.is_there(self.config.run_directory)
         weights = None
-        if fresh or config.model.lora is not None:
-            weights = open_initial_weights(config)
+        if fresh or self.config.model.lora is not None:
+            weights = open_initial_weights(self.config)
+        plan, transport = self._open_parts(stack)
+        newest = self.checkpointer.newest()
+        refuse_earlier_version(self.directory.checkpoints, newest)
+        if newest is not None and int(newest["step"]) > self.config.steps:
+            raise UserError(nothing_to_train(int(newest["step"]), self.config))
+        if newest is None and weights is None and not fresh:
+            weights = open_initial_weights(self.config)
+        given = with_saved_model(self.config, newest)
+        self._refuse_others(given, newest, weights, transport)
+        self.config = with_saved_schedule(given, newest)
+        self._compile(stack, plan, transport)
+        self.metadata = _metadata(self.config, self.loader)
+        if self.config.model.lora is not None:
+            assert weights is not None, "adapters have weights to adapt"
+            self.metadata[BASE_WEIGHTS] = fingerprint(weights)
+        self.state, self.step_number, self._consumed = self._begun(
+            given, newest, weights, require_checkpoint
+        )
+        # Some collectives time out when their ranks start far apart: all compile, then wait here.
+        timeout = self.config.watchdog.first_step_seconds
+        runtime.barrier("ready to train", timeout_seconds=timeout)
+        if self._first:
+            self.files.put(
+                self.directory.config.name,
+                functools.partial(self.directory.write_config, self.config.model_dump(mode="json")),
+            )
+
+    def _open_parts(self, stack: contextlib.ExitStack) -> tuple[StepPlan, Transport | None]:
+        """Open data, directory, writer and checkpoints, and join the sites."""
+        config, island = self.config, self._island
         self.mesh, plan, sequences = _placed(config, self.resolved, island)
         builtin = None if self._services is None else self._services.open_builtin
         self.corpus = Corpus.open(config.data, builtin, progress=self._shows_progress)
@@ -193,46 +222,39 @@ class Trainer:
                 config, self.directory, self.mesh, self.topology, self._log, transport
             )
         )
-        newest = self.checkpointer.newest()
-        refuse_earlier_version(self.directory.checkpoints, newest)
-        if newest is not None and int(newest["step"]) > config.steps:
-            raise UserError(nothing_to_train(int(newest["step"]), config))
-        if newest is None and weights is None and not fresh:
-            weights = open_initial_weights(config)
-        given = with_saved_model(config, newest)
-        if newest is None and weights is not None and transport is not None:
-            to_sites = between_sites(transport, config.mesh.dc)
-            refuse_other_weights(to_sites, self.mesh, fingerprint(weights))
+        return plan, transport
+
+    def _refuse_others(
+        self,
+        given: RunConfig,
+        newest: Mapping[str, Any] | None,
+        weights: HuggingFaceWeights | None,
+        transport: Transport | None,
+    ) -> None:
+        """Refuse another model than the checkpoint's, and other weights than the other sites'."""
         if newest is not None:
             model = given.model.model_dump(mode="json")
             place = self.directory.checkpoints / str(newest["step"])
             refuse_other_model(place, newest["model"], model)
-        self.config = with_saved_schedule(given, newest)
+        elif weights is not None and transport is not None:
+            to_sites = between_sites(transport, given.mesh.dc)
+            refuse_other_weights(to_sites, self.mesh, fingerprint(weights))
+
+    def _compile(
+        self, stack: contextlib.ExitStack, plan: StepPlan, transport: Transport | None
+    ) -> None:
+        """Build the runtime on all processes, check its products, and describe it."""
         counted, programs = STEP_NAME, 1
-        if island is not None:
+        if self._island is not None:
             counted, programs = UPDATE_NAME, len(own_stages(self.mesh))
         self.compilations = stack.enter_context(CompilationCounter(counted, programs))
         self.runtime: Runtime[Any] = self._compiled(plan, transport)
         self._check_products(plan)
         # A process that compiles reaches the first collective long after one with a warm cache,
         # and the collective times out after half a minute.
-        timeout = config.watchdog.first_step_seconds
+        timeout = self.config.watchdog.first_step_seconds
         runtime.barrier("compiled", timeout_seconds=timeout)
         self._describe()
-        self.metadata = _metadata(self.config, self.loader)
-        if self.config.model.lora is not None:
-            assert weights is not None, "adapters have weights to adapt"
-            self.metadata[BASE_WEIGHTS] = fingerprint(weights)
-        self.state, self.step_number, self._consumed = self._begun(
-            given, newest, weights, require_checkpoint
-        )
-        # Some collectives time out when their ranks start far apart: all compile, then wait here.
-        runtime.barrier("ready to train", timeout_seconds=timeout)
-        if self._first:
-            self.files.put(
-                self.directory.config.name,
-                functools.partial(self.directory.write_config, self.config.model_dump(mode="json")),
-            )
 
     def _compiled(self, plan: StepPlan, transport: Transport | None) -> Runtime[Any]:
         if transport is None:
