@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import whole_state
-from support.resolving import compiled_run, island_run
+from support.resolving import compiled_run, island_run, step_of
 from support.small_models import make_batch
 
 from geojax import make_mesh
@@ -407,7 +407,8 @@ def changed(islands, **changes):
     """The same islands planned anew, with copies of their states."""
     anew = copy.copy(islands)
     other = islands.runs[0].config.model_copy(update=changes)
-    anew.runs = islands.all(lambda run, _: run.replanned(other))
+    step = step_of(other, list(islands.runs[0].plan.mesh.devices.flat))
+    anew.runs = islands.all(lambda run, _: run.replanned(step))
     copies = [jax.tree.map(jnp.copy, state) for state in islands.states]
     anew.states = [run.adopt(each) for run, each in zip(anew.runs, copies, strict=True)]
     return anew
@@ -442,7 +443,7 @@ def test_arrays_of_a_pass_wait_for_no_collector(role, request):
 def test_islands_planned_anew_compress_their_gradients(trained, batches):
     state, _, islands, _ = trained
     own = islands.runs[0].config
-    assert islands.runs[0].replanned(own) is None
+    assert islands.runs[0].replanned(islands.runs[0].resolved) is None
     communication = own.communication.model_copy(update={"gradient_compression": "int8"})
     anew = changed(islands, communication=communication)
     for run, own in zip(anew.runs, anew.states, strict=True):
