@@ -42,4 +42,6 @@ def _shapes(model: ModelConfig, layout: LayoutCandidate) -> Iterator[LayoutCandi
             if layout.pipeline_stages == 1:
                 continue
             for order in orders(sized, model.num_stacked_layers):
-                yield sized.changed(pipeline=order._asdict() | {"layers": None})
+                other = sized.changed(pipeline=order._asdict())
+                if other.pipeline != sized.pipeline:
+                    yield other.changed(pipeline={"layers": None})
