@@ -39,7 +39,7 @@ from geojax.islands.programs.site_programs import SitePrograms
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.compile_target import CompileTarget
 from geojax.planner.memory import CompiledMemory
-from geojax.planner.resolve.run_memory import run_memory
+from geojax.planner.resolve.run_memory import memory_on, run_memory
 from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.planner.resolve.site_schedule import bucket_layers
 from geojax.planner.resolve.traced_run import trace_on
@@ -53,6 +53,8 @@ LAYOUTS = 7
 LEAST_BYTES, MOST_BYTES = 4 * 2**30, 60 * 2**30
 """Least and most compiled bytes of a device; other layouts are left out. Of a larger step XLA
 computes parts again until it would fit."""
+MARGIN = 0.15
+"""A layout whose estimate is this far outside is not compiled, which would take minutes."""
 MOST_DEVICES = 64
 CONFIGS = Path(__file__).parents[1] / "configs"
 BASE = CONFIGS / "llama3-8b-2x8.yaml"
@@ -252,6 +254,10 @@ def compiled_row(layout: Drawn) -> dict[str, Any]:
         config = RunConfig.load(BASE, layout.overrides)
         if config.mesh.devices > MOST_DEVICES:
             return row
+        estimate = estimated(row)
+        held = sum(estimate["estimate"].values())
+        if not LEAST_BYTES * (1 - MARGIN) <= held <= MOST_BYTES * (1 + MARGIN):
+            return estimate
         row["bytes"] = compiled(config)
     except UserError:
         return row
@@ -267,8 +273,8 @@ def estimated(row: dict[str, Any]) -> dict[str, Any]:
         memory = run_memory(RunConfig.load(BASE, overrides), None)
     else:
         mesh = abstract_mesh(config.mesh.model_dump(), platform="gpu")
-        memory = trace_on(config, mesh).memory()
-    return row | {"estimate": {use: held for use, held in memory.by_kind.items() if held}}
+        memory = memory_on(config, mesh)
+    return row | {"estimate": {use: held for use, held in memory.by_use.items() if held}}
 
 
 def error_of(row: dict[str, Any]) -> float:

@@ -114,10 +114,10 @@ def _assumed(pipeline: SimulatedPipeline) -> str:
 def _as_configured(pipeline: SimulatedPipeline) -> str:
     """Time the table of ticks that a training run would have."""
     from geojax.pipeline import lock_step
-    from geojax.planner.held_bytes import layer_bytes
     from geojax.planner.resolve.choices import resolved_plan
     from geojax.planner.resolve.run_stages import chosen_layers
     from geojax.planner.resolve.traced_run import abstract_run_mesh
+    from geojax.planner.step_pieces import step_pieces
     from geojax.quantities import quantity
     from geojax.step.program import batch_shape
 
@@ -141,7 +141,7 @@ def _as_configured(pipeline: SimulatedPipeline) -> str:
     timeline = lock_step(table, own.costs(layers.placement))
     held = max(timeline.in_flight) / layers.placement.chunks_per_stage
     batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
-    layer = layer_bytes(config.model, plan, batch)
+    layer = step_pieces(config.model, plan, batch).held
     held_bytes = max(table.schedule.most_held(layers.layers_per_chunk, layer))
     hops = f", hop_ticks {max(table.hop_ticks)}" if config.dc.role == "stage" else ""
     return (

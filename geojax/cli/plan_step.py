@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from geojax.planner.cost.calibration import Calibration
     from geojax.planner.cost.layout import LayoutCandidate
     from geojax.planner.cost.prediction import Prediction
-    from geojax.planner.memory import StepMemory, TracedStep
+    from geojax.planner.memory import TracedStep
+    from geojax.planner.memory_phases import StepMemory
     from geojax.step.plan import StepPlan
 
 _UNITS = {"T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3, "": 1}
@@ -85,7 +86,7 @@ class OwnStep(NamedTuple):
         memory = {
             "bytes": self.memory.bytes,
             "phase": self.memory.phase,
-            "by_kind": dict(self.memory.by_kind),
+            "by_use": dict(self.memory.by_use),
         }
         return {"layout": str(self.layout), "memory": memory, "sent_bytes": self.sent_bytes}
 
@@ -109,7 +110,7 @@ def _of_program(config: "RunConfig") -> OwnStep:
         config,
         planned_layout(config, step.plan),
         _heading(step.plan),
-        step.memory(),
+        step.memory,
         (_on_every_stage(step),) if step.embedding_and_head_bytes else (),
         tuple(crossing),
         {" x ".join(axes): float(sent) for axes, sent in step.traffic.by_axes.items()},
@@ -169,20 +170,20 @@ def _heading(plan: "StepPlan") -> str:
 
 def _memory_table(memory: "StepMemory") -> Table:
     """Tabulate the bytes of one device: a column for the peak of each phase of the step."""
-    from geojax.planner.memory import KINDS
+    from geojax.planner.memory_phases import USES
 
     prefix, unit = _unit(memory.bytes)
     title = f"{prefix}B of a device"
     rows = []
-    for kind in (*KINDS, "total"):
+    for use in (*USES, "total"):
         by_phase = {
-            phase: snapshot.bytes if kind == "total" else snapshot.by_kind[kind]
-            for phase, snapshot in memory.phases.items()
+            phase: held.total() if use == "total" else held[use]
+            for phase, held in memory.phases.items()
         }
         cells = {phase: f"{each / unit:.2f}" for phase, each in by_phase.items()}
         if any(map(float, cells.values())):
             shown = {phase: cell if float(cell) else "" for phase, cell in cells.items()}
-            rows.append({title: kind, **shown})
+            rows.append({title: use, **shown})
     return plan_tables.plain_table(rows, left=(title,))
 
 
@@ -286,6 +287,6 @@ def _sharding_choice(config: "RunConfig", step: "TracedStep") -> str:
 
     choice = str(config.zero.across_sites).lower()
     held, sent = (
-        quantity(float(each), "B") for each in (step.memory().bytes, step.traffic.bytes_over("dc"))
+        quantity(float(each), "B") for each in (step.memory.bytes, step.traffic.bytes_over("dc"))
     )
     return f"zero.across_sites {choice}: {held} held, {sent} sent over dc a step"

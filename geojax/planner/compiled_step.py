@@ -20,7 +20,8 @@ from geojax.hlo import Collective, Traffic, collective_traffic
 from geojax.hlo.overlap import Flight, flights
 from geojax.hlo.products import ProductFlops, product_flops
 from geojax.hlo.thunks import Launch, read_launches
-from geojax.planner.memory import CompiledMemory, StepMemory, TracedStep
+from geojax.planner.memory import CompiledMemory, TracedStep
+from geojax.planner.memory_phases import StepMemory
 from geojax.planner.passes import longest_loop
 from geojax.runtime.compilation import without_compilation_cache
 from geojax.runtime.platform import Platform
@@ -129,7 +130,7 @@ class CompiledStep:
             plan=plan,
             platform=step.platform,
             memory=CompiledMemory.of(program),
-            estimate=step.memory(),
+            estimate=step.memory,
             traffic=step.traffic,
             messages=compiled.messages(plan),
             products=product_flops(program, longest_loop=longest_loop(plan)),

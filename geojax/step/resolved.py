@@ -155,8 +155,9 @@ class Figure(Settings):
 class MemoryVerdict(Settings):
     """The result of a comparison of a step's memory with that of a device."""
 
-    kind: Literal["unknown", "fits", "does not fit"] = "unknown"
-    """Unknown: there is no device to compare with, or no step to estimate."""
+    kind: Literal["unknown", "fits", "may not fit", "does not fit"] = "unknown"
+    """Unknown: there is no device to compare with, or no step to estimate. It may not fit where
+    the difference is within the estimate's error."""
 
     line: str = ""
     """The numbers, and ways to make it fit."""

@@ -145,6 +145,8 @@ def show_memory(config: RunConfig, verdict: MemoryVerdict, log: Log) -> None:
     """
     if verdict.kind == "fits":
         log(f"memory: {verdict.line}")
+    elif verdict.kind == "may not fit":
+        log(f"warning: memory: {verdict.line}")
     elif verdict.kind == "does not fit":
         if config.preflight == "refuse":
             raise UserError(f"preflight: {verdict.line}; --preflight warn would start it anyway")

@@ -1,4 +1,4 @@
-"""Bytes that a layer holds of a microbatch, in closed form; traced in `geojax.planner.held_bytes`.
+"""Bytes that a layer holds of a microbatch, in closed form; traced in `geojax.planner.step_pieces`.
 
 Between forward and backward it holds what remat keeps; between the halves of a split backward what
 the gradients of the weights read: inputs of the products, and the cotangents of their results. The

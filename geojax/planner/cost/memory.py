@@ -1,25 +1,15 @@
 """Memory of a layout in closed form: microseconds a call, so that a search can refuse what is full.
 
-It is an estimate of an estimate: `geojax plan` traces a config's step and follows its buffers
-(`geojax.planner.memory`), these formulas count the arrays that decide its peak. We compared 46
-traced layouts of dense models: 8B to 340B, ZeRO 0 to 3, tensor, context, most schedules, every
-remat and compression. The closed form misses the trace by 1.8% in the median and 6.1% at worst.
-With experts they guess: `DISPATCH_BUFFERS` is fitted to one traced layout of one model. A replica
-with a runtime of its own holds one microbatch, unless `memory_limit` says how many: a run takes as
-many as there is room for (`held_at_once`).
-
-    state          master weights, and the optimizer's, over the ranks that ZeRO names
-    weights        all that a device computes with; with ZeRO 3 two layers, the tables and the head
-    gradients      in `reduce_dtype`; with ZeRO 2 and 3 a shard of them
-    activations    what remat keeps of a layer x layers x microbatches in flight
-    workspace      the head's logits and gradient, or a layer's backward, whichever is more
-    communication  buckets of layers that are reduced beside the backward pass
+The arithmetic is that of `geojax plan` (`geojax.planner.memory_phases`); in place of traces it has
+formulas for what a layer, the head and the embedding need. On 46 drawn layouts the dense models
+miss the traces by 1% in the median and 6% at worst, those with experts by 3% and 21%: there
+`DISPATCH_BUFFERS` guesses. A replica with a runtime of its own holds one microbatch,
+unless `memory_limit` says how many: a run takes as many as there is room for (`held_at_once`).
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -29,7 +19,6 @@ from geojax.models import ModelConfig
 from geojax.models.cross_entropy import chunk_plan
 from geojax.models.parameters import UNQUANTIZED, parameter_count, parameter_shapes
 from geojax.optim import OptimizerSettings, make_optimizer
-from geojax.pipeline.schedule import LayerBytes
 from geojax.pipeline.simulation.model_costs import layers_by_operations
 from geojax.planner.buckets import MEMORY_SHARE
 from geojax.planner.cost.adapters import refuse_adapters
@@ -41,44 +30,25 @@ from geojax.planner.cost.layer_bytes import (
     tokens_of_microbatch,
 )
 from geojax.planner.cost.layout import LayoutCandidate
+from geojax.planner.memory_phases import (
+    GradientBytes,
+    StepMemory,
+    StepPieces,
+    phases_of_site,
+    phases_of_stage,
+    phases_of_step,
+)
 from geojax.precision import policy
 
 DISPATCH_BUFFERS = 10
-"""Arrays [tokens, k, H] that a layer of experts has at once in its backward pass, fitted to
-configs/deepseekmoe-145b-2x256.yaml."""
+"""Arrays [tokens, k, H] that a layer of experts has at once in its backward pass, fitted to traced
+layers of the catalog's models."""
+
+EMBEDDING_COPIES = 3
+"""Its gradient, in sizes of the table: two in float32, while it is added up, and one returned."""
 
 CUT_TICKS = 2
 """Ticks of a hop between sites, as `pipeline.hop_ticks: auto` chooses where a link is slow."""
-
-
-@dataclasses.dataclass(frozen=True)
-class LayoutMemory:
-    """Bytes that the fullest device holds at the peak of a step, by use."""
-
-    state: float
-    """Master weights, optimizer moments and error feedback."""
-    weights: float
-    """Weights in the compute dtype."""
-    gradients: float
-    """Gradients that are summed over microbatches."""
-    activations: float
-    """Residuals of the microbatches in flight."""
-    workspace: float
-    """Temporary arrays of the head or of a layer's backward."""
-    communication: float
-    """Gradients on their way beside the backward pass."""
-
-    @property
-    def bytes(self) -> float:
-        """Sum of all uses."""
-        own = self.state + self.weights + self.gradients
-        return own + self.activations + self.workspace + self.communication
-
-    @property
-    def largest(self) -> str:
-        """Name of the largest use."""
-        uses: Mapping[str, float] = vars(self)
-        return max(uses, key=lambda use: uses[use])
 
 
 def layout_memory(
@@ -87,7 +57,7 @@ def layout_memory(
     *,
     device_bytes: float = math.inf,
     optimizer: OptimizerSettings | None = None,
-) -> LayoutMemory:
+) -> StepMemory:
     """Estimate what a step of `layout` holds on its fullest device.
 
     Args:
@@ -97,65 +67,126 @@ def layout_memory(
         optimizer: the optimizer; None: AdamW, with two moments of each parameter.
     """
     refuse_adapters(model)
-    dtypes = policy(layout.precision)
-    compute, reduce = dtypes.compute_dtype.itemsize, dtypes.reduce_dtype.itemsize
     held = held_parameters(model, layout)
+    pieces, gradients = _pieces(model, layout, held), _gradients(layout, held)
+    state = _state_bytes(model, layout, gradients, optimizer or OptimizerSettings())
     pipeline = layout.pipeline_stages > 1
+    if layout.dc.join == "islands":
+        passes = float(min(layout.pipeline.memory_limit or 1, layout.batch.microbatches))
+        if pipeline:
+            passes = pairs_in_flight(layout) / layout.pipeline.virtual_stages
+        activations = round(held.layers * passes * pieces.held.in_backward)
+        of_site = _held_by_site(layout, held, pieces, gradients)
+        phases = phases_of_site(of_site, activations, pieces, has_embedding=True, has_head=True)
+    elif pipeline:
+        pairs = pairs_in_flight(layout) / layout.pipeline.virtual_stages
+        # Gradients of weights are put off only in the memory that the forwards need, and one
+        # chunk's backward (`geojax.pipeline.earlier_weights`).
+        more = pieces.held.in_backward - pieces.held.before_backward
+        of_layer = pairs * pieces.held.before_backward + more / layout.pipeline.virtual_stages
+        phases = phases_of_stage(held.layers, round(held.layers * of_layer), pieces, gradients)
+    else:
+        count = bucket_layers(model, layout, held.layer, device_bytes)
+        overlaps = layout.communication.overlap_grad_reduce is True or (
+            _reduces_early(layout) and count < model.num_stacked_layers
+        )
+        settled = layout.changed(
+            communication={"overlap_grad_reduce": overlaps, "bucket_layers": count}
+        )
+        phases = phases_of_step(settled, held.layers, pieces, gradients)
+    return StepMemory.of(state, phases)
 
+
+def _state_bytes(
+    model: ModelConfig,
+    layout: LayoutCandidate,
+    gradients: GradientBytes,
+    optimizer: OptimizerSettings,
+) -> dict[str, int]:
+    """Return the bytes of the training state, by use."""
+    dtypes = policy(layout.precision)
+    shards = gradients.shards / dtypes.reduce_dtype.itemsize
+    master = dtypes.master_dtype.itemsize * shards
+    sites = layout.mesh.dc if layout.zero.across_sites else 1
+    moments = optimizer_bytes(model, optimizer, dtypes.master_dtype)
+    return {
+        "master weights": round(master),
+        "optimizer moments": round(moments * shards),
+        "error feedback": round(master / sites) if _has_error_feedback(layout) else 0,
+    }
+
+
+def _gradients(layout: LayoutCandidate, held: "HeldParameters") -> GradientBytes:
+    """Return the bytes of the gradients, whole and over the ranks that ZeRO names."""
+    itemsize = policy(layout.precision).reduce_dtype.itemsize
     zero = layout.zero.stage
     ranks = layout.mesh.data * layout.mesh.expert if zero else 1
     sites = layout.mesh.dc if layout.zero.across_sites else 1
+    layers = held.layers * held.layer
     experts = held.expert_layers / (layout.mesh.data if zero else 1)
-    state_shard = ((held.all - held.expert_layers) / ranks + experts) / sites
-    master = dtypes.master_dtype.itemsize * (1 + _has_error_feedback(layout) / sites)
-    moments = optimizer_bytes(model, optimizer or OptimizerSettings(), dtypes.master_dtype)
-    state = (master + moments) * state_shard
+    layer_shards = ((layers - held.expert_layers) / ranks + experts) / sites
+    others = held.tables + held.head
+    tied = held.tied_table if layout.pipeline_stages > 1 else 0
+    return GradientBytes(
+        layers=round(itemsize * layers),
+        others=round(itemsize * (others + tied)),
+        layer_shards=round(itemsize * layer_shards),
+        other_shards=round(itemsize * others / (ranks * sites)),
+    )
 
-    weights, gradients = compute * held.all, reduce * held.all
-    gradient_shard = state_shard * sites
-    if zero >= 2:
-        gradients = reduce * gradient_shard
-    messages = 0.0
-    if layout.dc.join == "islands":  # the sums of all sites, and messages from and to the others
-        gradients += reduce * gradient_shard
-        messages = _messages_bytes(layout, reduce) * gradient_shard
-    count = bucket_layers(model, layout, held.layer, device_bytes)
-    overlaps = not pipeline and _reduces_early(layout) and count < model.num_stacked_layers
-    if zero == 3 and layout.zero.reshard_after_forward:
-        weights = compute * (2 * held.layer + (0 if overlaps else held.tables + held.head))
-        if layout.dc.join == "islands":  # the shards that passes gather, in the compute dtype
-            weights += compute * state_shard
 
-    layer = layer_bytes(model, layout)
-    passes = 1.0
-    if pipeline:
-        passes = pairs_in_flight(layout) / layout.pipeline.virtual_stages
-    elif layout.dc.join == "islands":
-        passes = min(layout.pipeline.memory_limit or 1, layout.batch.microbatches)
-    activations = held.layers * _held_bytes(layer, layout, passes)
-    head = reduce * (held.head + held.tied_table)
+def _pieces(model: ModelConfig, layout: LayoutCandidate, held: "HeldParameters") -> StepPieces:
+    """Return what a layer, the head and the embedding need, in closed form."""
+    compute = itemsize(layout)
+    head = compute * (held.head + held.tied_table)
+    gradient = compute * held.layer
+    backward = gradient + _backward_bytes(model, layout)
     logits = _head_bytes(model, layout, head)
-    backward = _backward_bytes(model, layout)
     if model.num_nextn_predict_layers:  # a module's layer is computed again, beside the head
         again = layout.changed(remat="full")
         logits += _backward_bytes(model, again)
-    workspace = max(logits + head, backward + (reduce * held.layer if zero >= 2 else 0))
-    if pipeline and layout.dc.join == "islands":  # a backward returns its chunk's, to be added
-        workspace += reduce * held.layer * held.layers / layout.pipeline.virtual_stages
-    communication = 0.0
-    if overlaps:
-        buckets = model.num_stacked_layers / count
-        bucket = reduce * held.layer * count
-        # The shards of the buckets that have arrived, all but those at work and on their way.
-        arrived = max(0, 1 - 2 / buckets) + _has_error_feedback(layout)
-        gradients += reduce * held.layers * held.layer / ranks * arrived
-        workspace = bucket + head + backward
-        communication = bucket * (1 + 1 / ranks) if ranks > 1 else 0.0
-    elif pipeline and layout.pipeline.virtual_stages > 1 and _reduces_early(layout):
-        chunk = reduce * held.layer * held.layers / layout.pipeline.virtual_stages
-        communication = max(0.0, chunk * (1 + 1 / ranks) - workspace)
-    communication += messages
-    return LayoutMemory(state, weights, gradients, activations, workspace, communication)
+    stream = tokens_of_microbatch(layout) * model.hidden_size * compute
+    table = compute * held.tables
+    return StepPieces(
+        non_layer_weights=round(compute * (held.tables + held.head)),
+        layer_weights=round(gradient),
+        expert_weights=round(compute * held.expert_layers / held.layers),
+        held=layer_bytes(model, layout),
+        stream=round(stream),
+        layer_backward=round(backward),
+        layer_gradient=round(gradient),
+        head=round(logits),
+        head_gradient=round(head),
+        embedding_held=0,
+        embedding_backward=round(EMBEDDING_COPIES * table + stream),
+    )
+
+
+def _held_by_site(
+    layout: LayoutCandidate,
+    held: "HeldParameters",
+    pieces: StepPieces,
+    gradients: GradientBytes,
+) -> dict[str, int]:
+    """Return what a site with its own runtime holds all the time beside its state, by use."""
+    compute, reduce = (
+        itemsize(layout),
+        policy(layout.precision).reduce_dtype.itemsize,
+    )
+    weights = pieces.non_layer_weights + held.layers * pieces.layer_weights
+    of_itself = gradients.whole
+    if layout.zero.stage >= 2:
+        of_itself = gradients.shards
+    if layout.zero.stage == 3 and layout.zero.reshard_after_forward:
+        # The shards that passes gather, in the compute dtype, and the weights of two layers.
+        shards = gradients.layer_shards * compute // reduce
+        weights = pieces.non_layer_weights + shards + 2 * pieces.layer_weights
+    messages = _messages_bytes(layout, reduce) * gradients.shards / reduce
+    return {
+        "gathered weights": weights,
+        "gradients": of_itself + gradients.shards,
+        "communication": round(messages),
+    }
 
 
 def _messages_bytes(layout: LayoutCandidate, itemsize: int) -> float:
@@ -165,18 +196,6 @@ def _messages_bytes(layout: LayoutCandidate, itemsize: int) -> float:
     wire = wire_format(layout.communication.gradient_compression)
     sent = itemsize if wire is None else wire.message_bytes(2**20) / 2**20
     return (layout.mesh.dc + 1) * sent
-
-
-def _held_bytes(layer: LayerBytes, layout: LayoutCandidate, passes: float) -> float:
-    """Return what a layer holds of so many microbatches in flight.
-
-    One program puts off gradients of weights only in the memory that the forwards need and one
-    chunk's backward (`geojax.pipeline.earlier_weights`); islands follow the schedule.
-    """
-    if layout.dc.join == "islands":
-        return passes * layer.in_backward
-    more = layer.in_backward - layer.before_backward
-    return passes * layer.before_backward + more / layout.pipeline.virtual_stages
 
 
 def held_at_once(
@@ -200,7 +219,7 @@ def held_at_once(
         layout.changed(pipeline={"memory_limit": 1}),
         optimizer=optimizer,
     )
-    more = (usable_bytes - one.bytes) / one.activations
+    more = (usable_bytes - one.bytes) / one.by_use["activations"]
     return most if more >= most - 1 else 1 + max(0, math.floor(more))
 
 
@@ -371,12 +390,17 @@ def _has_error_feedback(layout: LayoutCandidate) -> bool:
 
 
 def _head_bytes(model: ModelConfig, layout: LayoutCandidate, gradient_bytes: float) -> float:
-    """Return the bytes of a chunk's logits and their gradients; sums of several chunks beside."""
+    """Return the most bytes of the head at once: the kernel's gradient and a chunk's logits.
+
+    The gradient is made in float32, added up over chunks, and returned in the compute dtype.
+    """
     tokens = math.ceil(tokens_of_microbatch(layout))
     columns = math.ceil(model.vocab_size / layout.mesh.tensor)
     count, size = chunk_plan(tokens, columns, 4)
     stream = tokens * model.hidden_size * itemsize(layout)
-    return size * columns * 4 + 2 * stream + (gradient_bytes if count > 1 else 0)
+    logits = size * columns * (4 + itemsize(layout))
+    beside = 2 * gradient_bytes + logits if count > 1 else logits
+    return max(3 * gradient_bytes, beside) + 2 * stream
 
 
 def _backward_bytes(model: ModelConfig, layout: LayoutCandidate) -> float:

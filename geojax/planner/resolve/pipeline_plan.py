@@ -17,8 +17,8 @@ from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.chunks import chunk_work, site_pieces
 from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layout import LayoutCandidate
-from geojax.planner.held_bytes import layer_bytes
 from geojax.planner.resolve.run_layout import layout_of_run
+from geojax.planner.step_pieces import step_pieces
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
@@ -170,7 +170,7 @@ def within_memory(config: RunConfig, plan: StepPlan) -> StepPlan:
     if limit is None and not program.ticks.schedule.split_backward:
         return plan
     batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
-    layer = layer_bytes(config.model, plan, batch)
+    layer = step_pieces(config.model, plan, batch).held
     table = _within_bytes(config, staged, program.ticks, layer)
     return dataclasses.replace(
         plan, tick_program=TickProgram.of(table, branch_free=program.branch_free)

@@ -17,7 +17,8 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import layout_memory
-from geojax.planner.memory import StepMemory, TracedStep
+from geojax.planner.memory import TracedStep
+from geojax.planner.memory_phases import ESTIMATE_ERROR, StepMemory
 from geojax.planner.resolve.run_layout import layout_of_run
 from geojax.planner.resolve.run_memory import run_memory
 from geojax.planner.resolve.run_prediction import predict_run
@@ -77,7 +78,7 @@ def preflight(
         accelerator = accelerator_of_run(config)
     if accelerator is None:
         return Preflight(MemoryVerdict())
-    memory = traced.memory() if traced is not None else run_memory(config, accelerator)
+    memory = traced.memory if traced is not None else run_memory(config, accelerator)
     return Preflight(judge(config, memory, accelerator, os.environ, log), memory)
 
 
@@ -90,17 +91,19 @@ def judge(
 ) -> MemoryVerdict:
     """Compare the memory that a step of `config` takes with the usable one of `accelerator`.
 
+    It does not fit if that is less than the estimate minus its error, and may not fit within it.
     Where it does not fit, `log` is told which settings are tried.
     """
     usable = usable_memory(accelerator, environment)
     if usable is None:
         return MemoryVerdict()
-    if memory.bytes <= usable.bytes:
-        return MemoryVerdict(
-            kind="fits",
-            line=f"a step needs about {quantity(memory.bytes, 'B')} on a device, {_room(usable)}",
-        )
-    line = f"a step needs about {quantity(memory.bytes, 'B')} on a device ({_largest(memory)}), "
+    needed = f"a step needs about {quantity(memory.bytes, 'B')} on a device"
+    if memory.bytes * (1 + ESTIMATE_ERROR) <= usable.bytes:
+        return MemoryVerdict(kind="fits", line=f"{needed}, {_room(usable)}")
+    if memory.bytes * (1 - ESTIMATE_ERROR) <= usable.bytes:
+        within = f"which is within the estimate's error of {ESTIMATE_ERROR:.0%}"
+        return MemoryVerdict(kind="may not fit", line=f"{needed}, {_room(usable)}, {within}")
+    line = f"{needed} ({_largest(memory)}), "
     ways = what_would_fit(config, accelerator, usable.bytes, log)
     return MemoryVerdict(kind="does not fit", line=f"{line}{_room(usable)}; {ways}")
 
@@ -110,7 +113,7 @@ def _room(usable: UsableMemory) -> str:
 
 
 def _largest(memory: StepMemory) -> str:
-    uses = memory.by_kind.most_common(_SHOWN)
+    uses = memory.by_use.most_common(_SHOWN)
     return ", ".join(f"{kind} {quantity(held, 'B')}" for kind, held in uses)
 
 

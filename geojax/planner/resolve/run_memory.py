@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from jax.sharding import Mesh
+
 from geojax.accelerators import Accelerator
 from geojax.config.run_config import RunConfig
 from geojax.islands.island_plan import data_part, stage_parts
@@ -10,8 +12,10 @@ from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.stage_lists import data_lists, hops_held, offer_limit_bytes, stage_lists
 from geojax.pipeline.schedule import Schedule
-from geojax.planner.memory import StepMemory
+from geojax.planner.memory import abstract_layouts, state_bytes, step_memory
+from geojax.planner.memory_phases import StepMemory, StepPieces, phases_of_site
 from geojax.planner.resolve.abstract_site import abstract_programs
+from geojax.planner.resolve.choices import resolved_plan
 from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.planner.resolve.site_schedule import (
     bucket_layers,
@@ -19,8 +23,9 @@ from geojax.planner.resolve.site_schedule import (
     held_at_once,
     site_work,
 )
-from geojax.planner.resolve.traced_run import trace_run
-from geojax.planner.site_memory import site_memory
+from geojax.planner.resolve.traced_run import abstract_run_mesh
+from geojax.planner.step_pieces import step_pieces
+from geojax.step.program import batch_shape
 
 
 class SiteMemory(NamedTuple):
@@ -48,7 +53,19 @@ def run_memory(
     """
     if config.dc.join == "islands":
         return island_memory(config, accelerator, site).memory
-    return trace_run(config).memory()
+    return memory_on(config, abstract_run_mesh(config))
+
+
+def memory_on(config: RunConfig, mesh: Mesh) -> StepMemory:
+    """Estimate the memory of one program on a mesh, whose devices need not exist.
+
+    Raises:
+        UserError: the layout cannot be.
+    """
+    plan = resolved_plan(config, mesh)
+    layouts = abstract_layouts(config.model, plan, config.optimizer)
+    batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
+    return step_memory(config.model, plan, layouts, batch)
 
 
 def island_memory(
@@ -59,7 +76,8 @@ def island_memory(
         programs = abstract_programs(config, data_part(config.model, bucket_layers(config)))
         held = held_at_once(config, programs, accelerator)
         activations = held * programs.step_bytes.of_microbatch
-        return SiteMemory(site_memory(programs, activations), programs, held)
+        memory = _site_memory(programs, _pieces(config, programs), activations)
+        return SiteMemory(memory, programs, held)
     schedule, staged = event_schedule(config), chosen_layers(config)
     assert staged is not None, "sites in role stage are stages of a pipeline"
     lists, parts = stage_lists(config, schedule), stage_parts(config.model, staged)
@@ -67,6 +85,7 @@ def island_memory(
     if site is not None:
         stages = stages[site * config.mesh.stage :][: config.mesh.stage]
     found = []
+    pieces: StepPieces | None = None
     for stage in _unlike_stages(schedule, parts, stages):
         programs = abstract_programs(config, parts[stage])
         layers = [0] * schedule.placement.chunks
@@ -75,9 +94,40 @@ def island_memory(
         layer = programs.layer_bytes
         layer = layer if schedule.split_backward else layer.without_split
         activations = schedule.most_held(layers, layer)[stage]
-        memory = site_memory(programs, activations, hops_held(lists, stage))
+        pieces = pieces or _pieces(config, programs)
+        memory = _site_memory(programs, pieces, activations, hops_held(lists, stage))
         found.append(SiteMemory(memory, programs, schedule.in_flight[stage]))
     return max(found, key=lambda each: each.memory.bytes)
+
+
+def _pieces(config: RunConfig, programs: SitePrograms) -> StepPieces:
+    """Trace the pieces of the whole model's step, as a site computes them."""
+    own = config.of_one_stage.batch
+    batch = batch_shape(own.global_batch_size, own.sequence_length)
+    return step_pieces(config.model, programs.plan, batch)
+
+
+def _site_memory(
+    programs: SitePrograms, pieces: StepPieces, activations: int, hops: int = 0
+) -> StepMemory:
+    """Estimate the memory of a site with a runtime of its own, or of a stage of it.
+
+    Args:
+        programs: the site's, or the stage's.
+        pieces: those of the model.
+        activations: bytes that microbatches hold at once between their forwards and backwards.
+        hops: messages from and to other stages that are held at once.
+    """
+    step, part = programs.step_bytes, programs.part
+    held = {
+        "gathered weights": step.weights + step.of_pass,
+        "gradients": step.gradients,
+        "communication": step.messages + hops * (programs.hop_bytes if hops else 0),
+    }
+    phases = phases_of_site(
+        held, activations, pieces, has_embedding=part.has_embedding, has_head=part.has_head
+    )
+    return StepMemory.of(state_bytes(programs.layouts), phases)
 
 
 def offered_bytes(config: RunConfig) -> int:

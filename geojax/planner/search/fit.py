@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from geojax.planner.cost.layout import LayoutCandidate
-from geojax.planner.cost.memory import LayoutMemory, layout_memory
+from geojax.planner.cost.memory import layout_memory
+from geojax.planner.memory_phases import StepMemory
 from geojax.planner.search.request import PlanRequest
 from geojax.topology import Site
 
@@ -21,7 +22,7 @@ class Room(NamedTuple):
     """The memory of a layout on the accelerators of one site, beside what they have."""
 
     site: Site
-    memory: LayoutMemory
+    memory: StepMemory
     usable_bytes: float
 
     @property
@@ -39,7 +40,7 @@ class Fitting(NamedTuple):
     """A layout that fits, and its memory in the site where it leaves least."""
 
     layout: LayoutCandidate
-    memory: LayoutMemory
+    memory: StepMemory
 
 
 def fitting(

@@ -22,8 +22,8 @@ from collections.abc import Callable
 from geojax.errors import UserError
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.layout import LayoutCandidate
-from geojax.planner.cost.memory import LayoutMemory
 from geojax.planner.cost.prediction import Prediction
+from geojax.planner.memory_phases import StepMemory
 from geojax.planner.search.bounds import Bounds
 from geojax.planner.search.fit import fits_in_parts, fitting, least_room
 from geojax.planner.search.proportions import in_proportion
@@ -56,7 +56,7 @@ class Candidate:
     """A layout that fits, timed."""
 
     layout: LayoutCandidate
-    memory: LayoutMemory
+    memory: StepMemory
     prediction: Prediction
 
     @property

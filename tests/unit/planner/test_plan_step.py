@@ -60,7 +60,7 @@ def test_times_are_named_by_their_source(capsys, tmp_path):
     assert written["step"]["seconds"] == pytest.approx(float(line.split()[0]), rel=1e-3)
     exposed = sum(term["exposed_seconds"] for term in written["step"]["terms"])
     assert exposed == pytest.approx(written["step"]["seconds"])
-    assert written["memory"]["bytes"] == sum(written["memory"]["by_kind"].values())
+    assert written["memory"]["bytes"] == sum(written["memory"]["by_use"].values())
     assert written["sent_bytes"]["dc"] > 0
 
 

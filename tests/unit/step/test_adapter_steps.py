@@ -87,11 +87,11 @@ def test_frozen_weights_have_no_moments_and_no_gradients():
     step = TracedStep.of(GPT3, plan, settings, 10, batch)
     base = parameter_count(GPT3.base)
     adapters = parameter_count(GPT3) - base
-    held = step.memory().phases["update"].by_kind
+    held = step.memory.phases["update"]
     padding = 1.1
     assert 2 * base / 2 <= held["frozen weights"] <= padding * 2 * base / 2
     assert 4 * adapters / 2 <= held["master weights"] <= padding * 4 * adapters / 2
     assert 8 * adapters / 2 <= held["optimizer moments"] <= padding * 8 * adapters / 2
-    dense = TracedStep.of(GPT3.base, plan, settings, 10, batch).memory()
-    most = max(snapshot.by_kind["gradients"] for snapshot in step.memory().phases.values())
-    assert most < 0.7 * max(snapshot.by_kind["gradients"] for snapshot in dense.phases.values())
+    dense = TracedStep.of(GPT3.base, plan, settings, 10, batch).memory
+    most = max(phase["gradients"] for phase in step.memory.phases.values())
+    assert most < 0.7 * max(phase["gradients"] for phase in dense.phases.values())

@@ -68,7 +68,9 @@ STEPS = st.builds(
     seconds=st.none() | FIGURES,
     bytes_between_sites=st.none() | FIGURES,
     memory_bytes=st.none() | FIGURES,
-    memory=st.builds(MemoryVerdict, kind=st.sampled_from(["unknown", "fits"]), line=LINES),
+    memory=st.builds(
+        MemoryVerdict, kind=st.sampled_from(["unknown", "fits", "may not fit"]), line=LINES
+    ),
     notes=st.lists(LINES, max_size=3).map(tuple),
     origin=st.just(ORIGIN),
 )

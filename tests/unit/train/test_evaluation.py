@@ -5,7 +5,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import pytest
 from support.distances import assert_no_further_than, distances
 from support.plans import step_plan_on
 from support.resolving import compiled_run
@@ -85,12 +84,11 @@ def test_a_validation_judges_by_the_likelihood_alone():
     assert len(programs) == 1
 
 
-def test_the_table_says_the_memory_of_the_compiled_pass():
+def test_the_pass_takes_no_more_memory_than_a_step_is_estimated_to():
     run = run_of(1)
     step = trace_run(run.config)
     unread = bytes_per_device(step.layouts) - bytes_per_device(step.layouts.parameters)
-    compiled = CompiledMemory.of(run.evaluation_program).bytes + unread
-    assert step.memory().phases["evaluate"].bytes == pytest.approx(compiled, rel=0.1)
+    assert CompiledMemory.of(run.evaluation_program).bytes + unread < step.memory.bytes
 
 
 def test_a_run_without_validation_sets_compiles_no_pass(monkeypatch):

@@ -75,7 +75,7 @@ def test_an_order_by_events_beats_the_order_of_the_tick_table_in_the_same_memory
 def test_a_stage_holds_the_activations_of_its_schedule_and_messages_ahead():
     gpipe, ahead = (island_memory(config(schedule=name), None) for name in ("gpipe", "1f1b"))
     assert (gpipe.held, ahead.held) == (24, 2)
-    held = [each.memory.phases["backward"].by_kind for each in (gpipe, ahead)]
+    held = [each.memory.phases["backward"] for each in (gpipe, ahead)]
     layers, layer = gpipe.programs.part.layers, gpipe.programs.layer_bytes
     assert held[0]["activations"] == 24 * layers * layer.before_backward
     assert held[0]["communication"] > held[1]["communication"]

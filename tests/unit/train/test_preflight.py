@@ -19,7 +19,7 @@ from geojax.planner.resolve.preflight import (
     preflight,
     what_would_fit,
 )
-from geojax.planner.resolve.traced_run import trace_run
+from geojax.planner.resolve.run_memory import run_memory
 from geojax.step.resolved import MemoryVerdict
 from geojax.train.agreed_step import show_memory
 
@@ -44,7 +44,7 @@ def config_of(*overrides):
 
 
 def peak(*overrides):
-    return trace_run(config_of(*overrides)).memory().bytes
+    return run_memory(config_of(*overrides), None).bytes
 
 
 def test_the_command_refuses_a_model_that_does_not_fit_with_the_numbers(tmp_path):
@@ -117,8 +117,7 @@ def test_devices_that_run_are_compared_rather_than_those_of_the_topology():
     assert verdict.kind == "fits"
     assert "72 GB of an h100-sxm's 80 GB are usable" in verdict.line
     assert (
-        judge(small, trace_run(small).memory(), accelerator_named("simulated"), {}).kind
-        == "unknown"
+        judge(small, run_memory(small, None), accelerator_named("simulated"), {}).kind == "unknown"
     )
 
 
@@ -131,7 +130,7 @@ def test_a_site_with_its_own_runtime_is_compared_with_its_own_devices():
     assert "72 GB of an h100-sxm's 80 GB are usable" in verdict.line
 
 
-@pytest.mark.parametrize("kind", ["fits", "does not fit", "unknown"])
+@pytest.mark.parametrize("kind", ["fits", "may not fit", "does not fit", "unknown"])
 def test_a_run_says_or_refuses_what_the_verdict_is(kind):
     verdict, said = MemoryVerdict(kind=kind, line="the numbers"), []
     if kind == "does not fit":
@@ -140,5 +139,9 @@ def test_a_run_says_or_refuses_what_the_verdict_is(kind):
         show_memory(config_of("--preflight", "warn"), verdict, said.append)
     else:
         show_memory(config_of(), verdict, said.append)
-    wanted = {"fits": ["memory: the numbers"], "unknown": []}
+    wanted = {
+        "fits": ["memory: the numbers"],
+        "may not fit": ["warning: memory: the numbers"],
+        "unknown": [],
+    }
     assert said == wanted.get(kind, ["warning: preflight: the numbers"])

@@ -32,7 +32,7 @@ def test_they_are_those_of_both_roles():
 @pytest.mark.parametrize("name", TWO_SITES)
 def test_a_shipped_run_fits(name):
     config = RunConfig.load(CONFIGS / f"{name}.yaml")
-    verdict = judge(config, traced(name).memory(), accelerator_of_run(config), {})
+    verdict = judge(config, traced(name).memory, accelerator_of_run(config), {})
     assert verdict.kind == "fits", verdict.line
 
 
@@ -48,7 +48,7 @@ def test_its_memory_in_closed_form_is_within_a_tenth_of_the_trace(name):
     assert layout.devices == config.mesh.devices
     assert layout.batch.global_batch_size == config.batch.global_batch_size
     estimate = layout_memory(config.model, layout)
-    assert estimate.bytes == pytest.approx(step.memory().bytes, rel=0.1)
+    assert estimate.bytes == pytest.approx(step.memory.bytes, rel=0.1)
 
 
 @pytest.mark.parametrize("name", TWO_SITES)

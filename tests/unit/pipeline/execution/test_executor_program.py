@@ -20,7 +20,7 @@ from geojax.pipeline.execution.ring_buffers import nan_of
 from geojax.pipeline.execution.ring_pool import RingLeaf, RingPool, RingRows
 from geojax.pipeline.execution.tick_program import NOTHING
 from geojax.pipeline.schedule import Kind
-from geojax.planner.held_bytes import layer_bytes
+from geojax.planner.step_pieces import step_pieces
 from geojax.step.program import batch_shape
 
 ROWS = 5
@@ -128,7 +128,7 @@ def test_rings_hold_the_bytes_that_the_schedule_says(name):
     plan, _, began = compiled(name)
     shares = math.prod(plan.mesh.shape[axis] for axis in plan.batch_axes)
     batch = batch_shape(ROWS * plan.layout.batch.microbatches * shares, SEQUENCE)
-    layer = layer_bytes(CASES[name].model, plan, batch)
+    layer = step_pieces(CASES[name].model, plan, batch).held
     schedule = plan.tick_program.ticks.schedule
     said = max(schedule.most_held(plan.staged_layers.layers_per_chunk, layer))
     of_layers = began[2:]  # behind those of streams and cotangents; all numbers have four bytes

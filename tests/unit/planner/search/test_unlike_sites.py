@@ -276,5 +276,5 @@ def test_stages_of_a_later_site_hold_fewer_microbatches(limit):
         dc={"join": "islands", "role": "stage"},
         pipeline={"layers": (2, 2, 2, 2), "memory_limit": limit, "schedule": "1f1b"},
     )
-    first, second = (room.memory.activations for room in rooms(request, layout))
+    first, second = (room.memory.by_use["activations"] for room in rooms(request, layout))
     assert second == pytest.approx(first * held[2] / held[0])

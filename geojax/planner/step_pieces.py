@@ -1,0 +1,142 @@
+"""The bytes of the pieces of a step, from one abstract trace of each: a layer, head and embedding.
+
+Experts, latent attention and layers that a user wrote need no formula: what a layer keeps of a
+microbatch, and what its backward needs while it runs, are read off its trace. No loop over layers
+or microbatches is traced, and no device is touched.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from geojax.models import ModelConfig
+from geojax.models.chunk.layer_io import layer_slice
+from geojax.models.chunk.layer_scan import forward_layer
+from geojax.models.chunk.split_backward import SplitBackward
+from geojax.models.transformer import read_by_head
+from geojax.pipeline.schedule import LayerBytes
+from geojax.planner.memory_phases import StepPieces
+from geojax.planner.workspace import peak_bytes
+from geojax.sharding import leaf_layouts
+from geojax.step.amax_history import history_layouts, prev_amax
+from geojax.step.forward_backward import ForwardBackward
+from geojax.step.gradients import split_microbatches
+from geojax.step.plan import StepPlan
+from geojax.step.program import batch_on_mesh, batch_specs
+from geojax.step.state import parameter_layouts
+from geojax.step.weight_sources import stage_weights, step_weights, without_layers
+
+
+def step_pieces(
+    model: ModelConfig, plan: StepPlan, batch: Mapping[str, jax.ShapeDtypeStruct]
+) -> StepPieces:
+    """Trace the pieces of a step on the plan's mesh, whose devices need not exist.
+
+    Args:
+        model: the model.
+        plan: how the step runs.
+        batch: the global batch as shapes.
+    """
+    found: list[StepPieces] = []
+    layouts = parameter_layouts(model, plan), history_layouts(model, plan)
+    dropout_key = jax.random.key(0) if model.dropout else None
+    run = ForwardBackward(model, plan, dropout_key)
+
+    def trace(state: tuple[Any, Any], sequences: Any) -> jax.Array:
+        weights, history = state
+        amax = prev_amax(history, plan)
+        microbatch = layer_slice(split_microbatches(sequences, plan), 0)
+        if plan.staged_layers is not None:
+            of_stage = stage_weights(weights, layouts[0], plan, amax)
+            layer, others = layer_slice(of_stage["layers"], 0), of_stage
+        else:
+            made = step_weights(weights, layouts[0], model, plan, amax)
+            first, zero = made.layers[0], jnp.int32(0)
+            layer, _ = first.source.take(first.prefetched, zero, zero)
+            others = made.non_layer_params
+        found.append(_of_rank(run, layer, without_layers(others), microbatch))
+        return jnp.zeros(())
+
+    specs = jax.tree.map(lambda leaf: leaf.spec(), layouts)
+    program = jax.shard_map(
+        trace,
+        mesh=plan.mesh,
+        in_specs=(specs, batch_specs(batch, plan)),
+        out_specs=PartitionSpec(),
+        check_vma=True,
+    )
+    jax.eval_shape(program, leaf_layouts.abstract(layouts, plan.mesh), batch_on_mesh(batch, plan))
+    return found[0]
+
+
+def _of_rank(run: ForwardBackward, layer: Any, others: Any, microbatch: Any) -> StepPieces:
+    """Trace the pieces on one rank, inside the `shard_map`."""
+    functions = run.whole_model.functions
+    context = functions.context(microbatch)
+    x, embedding = functions.embed_forward(others["embedding"], microbatch)
+    again = (layer, jnp.int32(0), context)
+    cotangents, residuals = forward_layer(functions.layer, x, again)
+    backward = _trace(
+        lambda saved, again, made: dataclasses.replace(residuals, saved=saved).backward(
+            made, again
+        ),
+        residuals.saved,
+        again,
+        cotangents,
+    )
+    last = read_by_head(others, run.model)
+    of_head = _trace(functions.head_gradients, last, cotangents[0], microbatch)
+    of_embedding = _trace(
+        lambda saved, first, made, batch: functions.embed_gradients(
+            first, dataclasses.replace(embedding, saved=saved), made, batch
+        ),
+        embedding.saved,
+        others["embedding"],
+        x,
+        microbatch,
+    )
+    policy = run.plan.policy
+    # Without ZeRO the weights of the state are computed with, where they are in the same dtype.
+    copies = run.plan.layout.zero.stage > 0 or policy.compute_dtype != policy.master_dtype
+    return StepPieces(
+        non_layer_weights=_bytes(others) if copies else 0,
+        layer_weights=_bytes(layer) if copies else 0,
+        expert_weights=_bytes(layer.get("experts", {})),
+        held=_held(run.plan, residuals, again, cotangents),
+        stream=_bytes(x),
+        layer_backward=peak_bytes(backward),
+        layer_gradient=_result_bytes(backward) - _bytes(x),
+        head=peak_bytes(of_head),
+        head_gradient=_result_bytes(of_head) - _bytes(x),
+        embedding_held=_bytes(embedding.saved),
+        embedding_backward=peak_bytes(of_embedding),
+    )
+
+
+def _held(plan: StepPlan, residuals: Any, again: Any, cotangents: Any) -> LayerBytes:
+    """Return the bytes that a layer holds between its passes."""
+    kept = _bytes(residuals.saved)
+    if plan.tick_program is None or not plan.tick_program.ticks.schedule.split_backward:
+        return LayerBytes(kept, kept, 0)
+    split = SplitBackward.of(residuals, again, cotangents)
+    _, stash = split.input_gradient(residuals, again, cotangents)
+    stashed = _bytes(stash.values)
+    read_later = _bytes([residuals.saved[position] for position in split.residuals_read_later])
+    return LayerBytes(kept, kept + stashed, read_later + stashed)
+
+
+def _trace(function: Any, *arguments: Any) -> Any:
+    return jax.make_jaxpr(function)(*arguments)
+
+
+def _bytes(tree: Any) -> int:
+    return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _result_bytes(program: Any) -> int:
+    return _bytes(list(program.out_avals))
