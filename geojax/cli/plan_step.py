@@ -66,9 +66,15 @@ class OwnStep(NamedTuple):
 
     def print_fit(self, console: Console) -> None:
         """Say if the step fits, and tabulate the memory of a device."""
+        from geojax.planner.memory_phases import estimate_error
+
         console.print(_verdict(self.config, self.memory))
         console.print(_memory_table(self.memory))
-        console.print(f"most is held in phase {self.memory.phase}")
+        error = estimate_error(self.config.model)
+        console.print(
+            f"most is held in phase {self.memory.phase}; of layouts like it the estimate was "
+            f"within {error:.0%}"
+        )
         for note in self.memory_notes:
             console.print(note)
 

@@ -89,6 +89,8 @@ def gradient_bytes(model: ModelConfig, plan: StepPlan, layouts: TrainState) -> G
         others=of_others,
         layer_shards=_bytes(layers, "shard_shape", dtype),
         other_shards=_bytes(others, "shard_shape", dtype),
+        largest=max(_bytes([leaf], "gathered_shape", dtype) for leaf in (*layers, *others)),
+        has_errors=layouts.error_feedback is not None,
     )
 
 

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from geojax.config.layout import Layout
+from geojax.models import ModelConfig
 from geojax.pipeline.schedule import LayerBytes
 
 USES = (
@@ -42,8 +43,16 @@ ESTIMATE_ERROR = 0.1
 """Largest error of the estimate from traced pieces, as a share of it, on layouts compiled for GPUs
 (`benchmarks/memory.py`)."""
 
+BIASED_EXPERTS_ERROR = 0.17
+"""The same of models whose experts have biases (gpt-oss)."""
+
 Uses = dict[str, int]
 """Bytes by use."""
+
+
+def estimate_error(model: ModelConfig) -> float:
+    """Return the largest error of the estimate that a class of models has shown."""
+    return BIASED_EXPERTS_ERROR if model.moe_bias else ESTIMATE_ERROR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +95,10 @@ class GradientBytes:
     """A rank's shards of the former."""
     other_shards: int
     """A rank's shards of the latter."""
+    largest: int
+    """The largest leaf, whole."""
+    has_errors: bool = False
+    """True if the shards leave rounding errors, as large as they are."""
 
     @property
     def whole(self) -> int:
@@ -96,6 +109,11 @@ class GradientBytes:
     def shards(self) -> int:
         """Bytes of a rank's shards of all gradients."""
         return self.layer_shards + self.other_shards
+
+    @property
+    def reduced(self) -> int:
+        """Bytes that a reduction makes of them; where nothing is scattered, it is in place."""
+        return self.shards if self.shards < self.whole or self.has_errors else self.largest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,6 +175,8 @@ def phases_of_step(
     filling = 0 if several else of_layers
     if overlaps:
         filling = gradients.layer_shards
+        if gradients.has_errors and layers > 2 * bucket:  # fewer layers are in no loop
+            filling *= 2
     # XLA keeps the gradients of the head in float32 until they are summed: it rounds them then.
     behind_head = sums + filling + 2 * pieces.head_gradient
     if in_shards:  # the gradient of the last layer waits to be scattered
@@ -182,7 +202,7 @@ def phases_of_step(
             "gradients": behind_head,
             "layer workspace": pieces.embedding_backward,
         },
-        "reduce": {"gradients": of_layers + of_others, "communication": gradients.shards},
+        "reduce": {"gradients": of_layers + of_others, "communication": gradients.reduced},
         "update": {"gradients": gradients.shards},
     }
 
@@ -207,7 +227,7 @@ def phases_of_stage(
         "head": passes | {"head and loss": pieces.head},
         "backward": passes | {"layer workspace": pieces.layer_backward + pieces.expert_weights},
         "embedding": passes | {"layer workspace": pieces.embedding_backward},
-        "reduce": {"gradients": gradients.whole, "communication": gradients.shards},
+        "reduce": {"gradients": gradients.whole, "communication": gradients.reduced},
         "update": {"gradients": gradients.shards},
     }
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import PartitionSpec
 
 from geojax.models import ModelConfig
@@ -50,16 +51,19 @@ def step_pieces(
     def trace(state: tuple[Any, Any], sequences: Any) -> jax.Array:
         weights, history = state
         amax = prev_amax(history, plan)
-        microbatch = layer_slice(split_microbatches(sequences, plan), 0)
+        zero = jnp.int32(0)
+        if plan.staged_layers is not None:  # stages see other microbatches at a time
+            zero = lax.axis_index(plan.stage_axes) * 0
+        microbatch = layer_slice(split_microbatches(sequences, plan), zero)
         if plan.staged_layers is not None:
             of_stage = stage_weights(weights, layouts[0], plan, amax)
             layer, others = layer_slice(of_stage["layers"], 0), of_stage
         else:
             made = step_weights(weights, layouts[0], model, plan, amax)
-            first, zero = made.layers[0], jnp.int32(0)
+            first = made.layers[0]
             layer, _ = first.source.take(first.prefetched, zero, zero)
             others = made.non_layer_params
-        found.append(_of_rank(run, layer, without_layers(others), microbatch))
+        found.append(_of_rank(run, layer, zero, without_layers(others), microbatch))
         return jnp.zeros(())
 
     specs = jax.tree.map(lambda leaf: leaf.spec(), layouts)
@@ -74,12 +78,14 @@ def step_pieces(
     return found[0]
 
 
-def _of_rank(run: ForwardBackward, layer: Any, others: Any, microbatch: Any) -> StepPieces:
-    """Trace the pieces on one rank, inside the `shard_map`."""
+def _of_rank(
+    run: ForwardBackward, layer: Any, number: jax.Array, others: Any, microbatch: Any
+) -> StepPieces:
+    """Trace the pieces on one rank, inside the `shard_map`; the layer has this number."""
     functions = run.whole_model.functions
     context = functions.context(microbatch)
     x, embedding = functions.embed_forward(others["embedding"], microbatch)
-    again = (layer, jnp.int32(0), context)
+    again = (layer, number, context)
     cotangents, residuals = forward_layer(functions.layer, x, again)
     backward = _trace(
         lambda saved, again, made: dataclasses.replace(residuals, saved=saved).backward(

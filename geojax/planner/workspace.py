@@ -221,7 +221,7 @@ def _added_up(operations: Sequence[_Operation]) -> set[_Value]:
             (product,) = operation.results
             match readers.get(product, []):
                 case [_Operation(name="add" | "add_any", results=(total,))]:
-                    if total.bytes == product.bytes:
+                    if total.bytes == product.bytes and not total.in_memory:
                         found.add(product)
                         total.in_memory = True
     return found

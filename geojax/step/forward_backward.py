@@ -24,7 +24,6 @@ from geojax.models.chunk.layer_io import GradientSink, LayerWeights
 from geojax.models.transformer import model_chunk, read_by_head
 from geojax.pipeline.execution import EarlyReduction, Executor, StageWeights
 from geojax.pipeline.execution.ready_parts import Part
-from geojax.pipeline.schedule import LayerBytes
 from geojax.precision import detach_amax, scale_gradient
 from geojax.step.plan import StepPlan
 
@@ -204,13 +203,6 @@ class ForwardBackward:
         """Bring a stage's gradients into the structure of the parameters, without amax."""
         layers, _ = detach_amax(sums.layers)
         return self.non_layer_gradients(sums.first, sums.last) | {"layers": layers}
-
-    def pipeline_layer_bytes(self, weights: Parameters, microbatches: Batch) -> LayerBytes:
-        """Count the bytes that a layer holds of a microbatch, while a program is traced.
-
-        Arguments are those of `pipeline_gradients`.
-        """
-        return self._executor.layer_bytes(self._stage_weights(weights), microbatches)
 
     def pipeline_loss(
         self, weights: Parameters, microbatches: Batch

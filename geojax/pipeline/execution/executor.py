@@ -43,7 +43,7 @@ from geojax.pipeline.execution.ring_pool import RingRows
 from geojax.pipeline.execution.stage_chunks import Rings, StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
 from geojax.pipeline.execution.tick_program import NOTHING, TickForm, TickProgram
-from geojax.pipeline.schedule import Kind, LayerBytes
+from geojax.pipeline.schedule import Kind
 
 Tree = TypeVar("Tree")
 
@@ -119,10 +119,6 @@ class Executor:
         """
         return _Run(self, weights, microbatches).loss()
 
-    def layer_bytes(self, weights: StageWeights, microbatches: Microbatch) -> LayerBytes:
-        """Count the bytes that a layer holds of a microbatch; arguments as `gradients`."""
-        return _Run(self, weights, microbatches).layer_bytes
-
 
 class _Run:
     """One trace of the program."""
@@ -150,10 +146,6 @@ class _Run:
         )
         self._layers_per_chunk = layers_per_chunk
         self._stream = self._layers.stream
-
-    @property
-    def layer_bytes(self) -> LayerBytes:
-        return self._layers.pool.layer_bytes
 
     @functools.cached_property
     def _rows(self) -> RingRows:

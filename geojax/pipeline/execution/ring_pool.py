@@ -24,7 +24,7 @@ import numpy as np
 
 from geojax.models.parallel.varying import varying_axes
 from geojax.pipeline.execution.tick_program import NOTHING, TickProgram
-from geojax.pipeline.schedule import KIND_RANK, Kind, LayerBytes
+from geojax.pipeline.schedule import KIND_RANK, Kind
 
 
 class RingLeaf(NamedTuple):
@@ -85,18 +85,6 @@ class RingPool:
         for leaf in self.leaves:
             firsts.setdefault(leaf.column, leaf)
         return tuple(firsts.values())
-
-    @property
-    def layer_bytes(self) -> LayerBytes:
-        """The bytes that a layer holds of a microbatch."""
-
-        def total(kinds: set[Kind]) -> int:
-            rings = [
-                self.rings[leaf.ring] for leaf in self.leaves if kinds & {leaf.first, leaf.last}
-            ]
-            return sum(math.prod(ring.shape) * ring.dtype.itemsize for ring in rings)
-
-        return LayerBytes(total({Kind.FORWARD}), total(set(Kind)), total({Kind.WEIGHT}))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -132,6 +132,8 @@ def _gradients(layout: LayoutCandidate, held: "HeldParameters") -> GradientBytes
         others=round(itemsize * (others + tied)),
         layer_shards=round(itemsize * layer_shards),
         other_shards=round(itemsize * others / (ranks * sites)),
+        largest=round(itemsize * max(held.tables, held.head, held.layers * held.layer / 3)),
+        has_errors=_has_error_feedback(layout),
     )
 
 

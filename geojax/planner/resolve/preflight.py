@@ -18,7 +18,7 @@ from geojax.errors import UserError
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import layout_memory
 from geojax.planner.memory import TracedStep
-from geojax.planner.memory_phases import ESTIMATE_ERROR, StepMemory
+from geojax.planner.memory_phases import StepMemory, estimate_error
 from geojax.planner.resolve.run_layout import layout_of_run
 from geojax.planner.resolve.run_memory import run_memory
 from geojax.planner.resolve.run_prediction import predict_run
@@ -98,10 +98,11 @@ def judge(
     if usable is None:
         return MemoryVerdict()
     needed = f"a step needs about {quantity(memory.bytes, 'B')} on a device"
-    if memory.bytes * (1 + ESTIMATE_ERROR) <= usable.bytes:
+    error = estimate_error(config.model)
+    if memory.bytes * (1 + error) <= usable.bytes:
         return MemoryVerdict(kind="fits", line=f"{needed}, {_room(usable)}")
-    if memory.bytes * (1 - ESTIMATE_ERROR) <= usable.bytes:
-        within = f"which is within the estimate's error of {ESTIMATE_ERROR:.0%}"
+    if memory.bytes * (1 - error) <= usable.bytes:
+        within = f"which is within the estimate's error of {error:.0%}"
         return MemoryVerdict(kind="may not fit", line=f"{needed}, {_room(usable)}, {within}")
     line = f"{needed} ({_largest(memory)}), "
     ways = what_would_fit(config, accelerator, usable.bytes, log)

@@ -107,7 +107,7 @@ def test_of_stages_with_runtimes_of_their_own_the_largest_is_judged(capsys):
     )
     # One sequence of 128 tokens of 192 numbers on each of two ranks.
     assert "over dc: 197 kB a microbatch from a stage to the next, and as much back" in out
-    assert "activations: of 1 of 4 microbatches at once" in out
+    assert "activations: of 4 of 4 microbatches at once" in out
     # The hops of four microbatches, 98 kB each, half of a tied table of 4,096 x 192, and a MiB.
     assert "transport: at most 3.01 MB of a device are offered to each other stage" in out
 
