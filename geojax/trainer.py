@@ -17,7 +17,8 @@ from geojax.planner.resolve.resolve import resolve
 from geojax.runtime.environment.cluster_env import ProcessSettings
 from geojax.settings import validate
 from geojax.train import trainer
-from geojax.train.agreed_step import keep, step_of_run
+from geojax.train.agreed_step import keep
+from geojax.train.run_step import step_of_run
 from geojax.train.services import Log, Services
 from geojax.train.start import start
 from geojax.train.trainer import own_directory
@@ -62,9 +63,10 @@ class Trainer(trainer.Trainer):
         place = start(config, processes)
         check_sources(config.data)
         said = log or (lambda line: None)
-        path = RunDirectory.step_file(own_directory(config, place.island))
-        step, kept = step_of_run(config, config.load_topology(), path, SERVICES, said)
-        super().__init__(config, step, SERVICES, island=place.island, processes=processes, log=log)
+        island, topology = place.island, config.load_topology()
+        path = RunDirectory.step_file(own_directory(config, island))
+        step, kept = step_of_run(config, topology, path, SERVICES, said, island, processes)
+        super().__init__(config, step, SERVICES, island=island, processes=processes, log=log)
         keep(kept, self.directory.step, said)
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ class Worker:
         runtime.enable_compilation_cache(cache_folder() / "xla")
         settings = work["settings"] | {"topology": topology_file(work["link"], work["devices"])}
         config = run_config(settings, work["repeats"])
-        step = resolve(config, config.load_topology(), jax.devices())
+        step = resolve(config, config.load_topology(), config.mesh.dc * jax.devices())
         plan = island_plan(config, step.layout, make_site_mesh(config))
         place = IslandSettings(
             site=SITES[site],

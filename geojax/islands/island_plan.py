@@ -143,8 +143,8 @@ def stage_parts(model: ModelConfig, staged: StagedLayers) -> list[SitePart]:
 
 def site_parts(config: RunConfig, step: Step) -> list[SitePart]:
     """Return the part of each site in role data, or of each stage."""
-    if step.site is not None:
-        return [data_part(config.model, step.site.layers)] * config.mesh.dc
+    if step.sites:
+        return [data_part(config.model, work.layers) for work in step.sites]
     staged = staged_layers(step.layout)
     assert staged is not None, "sites in role stage are stages of a pipeline"
     return stage_parts(config.model, staged)

@@ -32,14 +32,15 @@ _SCALARS_BYTES = 1 << 20
 
 def action_lists(config: RunConfig, step: Step) -> Lists:
     """List the actions of each stage of all sites in a step."""
-    if step.site is not None:
-        return data_lists(step.site, config.mesh.dc, config.batch.microbatches)
+    if step.sites:
+        sites, microbatches = config.mesh.dc, config.batch.microbatches
+        return [data_lists(own, sites, microbatches)[n] for n, own in enumerate(step.sites)]
     assert step.pipeline is not None, "sites in role stage are stages of a pipeline"
     return stage_lists(config, step.pipeline.as_schedule)
 
 
 def data_lists(work: IslandWork, sites: int, microbatches: int) -> Lists:
-    """List the actions of each site in role data."""
+    """List the actions of each site in role data, where all sites have the same work."""
     order = breadth_first(len(work.layers), microbatches, work.held_microbatches)
     return [data_actions(order, site, sites) for site in range(sites)]
 

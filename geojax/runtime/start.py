@@ -82,7 +82,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
             file=sys.stderr,
             flush=True,
         )
-    everyone, key = join(
+    everyone, key, _ = join(
         process_id,
         count,
         settings.coordinator,

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import pydantic
 
@@ -163,14 +163,39 @@ class MemoryVerdict(Settings):
     """The numbers, and ways to make it fit."""
 
 
+class DescribedDevice(NamedTuple):
+    """A device of another runtime, as far as a step is resolved for it."""
+
+    device_kind: str
+    """Kind, as JAX names it."""
+    process_index: int
+    """Index of its process in the runtime."""
+
+
+class RuntimeDevices(Settings):
+    """The devices of one runtime: of all sites in one program, of one site among islands."""
+
+    kind: Annotated[str, pydantic.Field(max_length=256)]
+    """Kind, as JAX names it; several kinds are joined by "and"."""
+
+    count: Count
+    processes: Count
+
+    @property
+    def described(self) -> list[DescribedDevice]:
+        """A description of each of them."""
+        processes = (number * self.processes // self.count for number in range(self.count))
+        return [DescribedDevice(self.kind, process) for process in processes]
+
+
 class Origin(Settings):
     """The run and the devices that a step was resolved for."""
 
     geojax: str
     """Version."""
 
-    devices: str
-    """Number and kind of the devices."""
+    devices: tuple[RuntimeDevices, ...]
+    """Devices of each runtime: of one program, or of each site."""
 
     topology: dict[str, Any] | None
     """The sites and their links."""
@@ -199,8 +224,8 @@ class Step(Settings):
     pipeline: PipelineOrder | None = None
     """The order of the stages' work; null: there is no pipeline."""
 
-    site: IslandWork | None = None
-    """The work of each site with `dc.join: islands` and `dc.role: data`; null otherwise."""
+    sites: tuple[IslandWork, ...] = ()
+    """The work of each site with `dc.join: islands` and `dc.role: data`; empty otherwise."""
 
     seconds: Figure | None = None
     """Time of a step; null: it could not be predicted."""
@@ -221,6 +246,13 @@ class Step(Settings):
     origin: Origin
     """The run and the devices that it was resolved for."""
 
+    @pydantic.field_validator("sites")
+    @classmethod
+    def _have_the_same_buckets(cls, sites: tuple[IslandWork, ...]) -> tuple[IslandWork, ...]:
+        if len({work.layers for work in sites}) > 1:
+            raise ValueError("sites have not the same layers in each chunk")
+        return sites
+
     @property
     def digest(self) -> str:
         """Hash of the choices, by which sites compare theirs."""
@@ -230,7 +262,7 @@ class Step(Settings):
     @property
     def choices(self) -> dict[str, Any]:
         """Layout and order of work, without figures: the same of two steps that run alike."""
-        return self.model_dump(mode="json", include={"layout", "pipeline", "site"})
+        return self.model_dump(mode="json", include={"layout", "pipeline", "sites"})
 
 
 def with_layers(layout: Layout, layers: Sequence[int]) -> Layout:

@@ -11,24 +11,41 @@ import geojax
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.settings import load_yaml, validate
-from geojax.step.resolved import Origin, Step
+from geojax.step.resolved import DescribedDevice, Origin, RuntimeDevices, Step
 from geojax.topology import Topology
 
-_MOST_BYTES = 1 << 24
+MOST_BYTES = 1 << 24
 """Size of the largest step.yaml: that of 131,072 microbatches of all chunks has 4 MB."""
 
 
-def origin_of(
-    config: RunConfig, topology: Topology | None, devices: Sequence[jax.Device]
-) -> Origin:
+Devices = Sequence[jax.Device] | Sequence[DescribedDevice]
+"""The devices of a run, site by site; those of islands are described."""
+
+
+def origin_of(config: RunConfig, topology: Topology | None, devices: Devices) -> Origin:
     """Return what a step of these is resolved from."""
-    kinds = " and ".join(sorted({device.device_kind for device in devices}))
-    processes = len({device.process_index for device in devices})
     return Origin(
         geojax=geojax.__version__,
-        devices=f"{len(devices)} x {kinds}, processes: {processes}",
+        devices=tuple(map(runtime_devices, of_runtimes(config, devices))),
         topology=None if topology is None else topology.model_dump(mode="json"),
         config=config.model_dump(mode="json"),
+    )
+
+
+def of_runtimes(config: RunConfig, devices: Devices) -> list[Devices]:
+    """Divide the devices of a run among its runtimes: all are of one program, or of a site each."""
+    runtimes = config.mesh.dc if config.dc.join == "islands" else 1
+    assert len(devices) % runtimes == 0, "islands have equally many devices"
+    count = len(devices) // runtimes
+    return [devices[count * each :][:count] for each in range(runtimes)]
+
+
+def runtime_devices(devices: Devices) -> RuntimeDevices:
+    """Describe the devices of one runtime together."""
+    return RuntimeDevices(
+        kind=" and ".join(sorted({device.device_kind for device in devices})),
+        count=len(devices),
+        processes=len({device.process_index for device in devices}),
     )
 
 
@@ -41,7 +58,7 @@ def read_step(path: Path) -> Step | None:
     if not path.is_file():
         return None
     try:
-        return validate(Step, load_yaml(path, _MOST_BYTES), str(path))
+        return validate(Step, load_yaml(path, MOST_BYTES), str(path))
     except UserError as error:
         raise UserError(f"{error}; without the file the step is resolved anew") from None
 

@@ -1,27 +1,26 @@
-"""The step of a run, which process 0 resolves for all and keeps as step.yaml.
+"""A step that one process has and all others of its runtime are told, and its file step.yaml.
 
 process 0    reads step.yaml, if that was resolved from the same; or else resolves
 all          get it through the key-value store, compressed: one message a process
-a site       with its own runtime resolves for itself; the sites compare digests as they meet
 """
 
 import base64
-import json
+import binascii
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import pydantic
 
 from geojax.config.run_config import RunConfig
 from geojax.errors import MissingProcessesError, UserError
 from geojax.runtime.key_value_store import await_published, publish
-from geojax.settings import validate
+from geojax.settings import Settings
 from geojax.step.resolved import MemoryVerdict, Origin, Step
-from geojax.step.step_file import origin_of, read_step, write_step
-from geojax.topology import Topology
-from geojax.train.services import Log, Services
+from geojax.step.step_file import MOST_BYTES, read_step, write_step
+from geojax.train.services import Log
 
 _SHOWN = 5
 
@@ -52,26 +51,50 @@ def agreed_step(resolve: Callable[[], Step], timeout_seconds: float, key: str = 
         try:
             step = resolve()
         except UserError as error:
-            publish(key, json.dumps({"error": str(error)}))
+            publish(key, step_or_error(error))
             raise
-        publish(key, json.dumps({"step": _packed(step)}))
+        publish(key, step_or_error(step))
         return step
     told = await_published(key, timeout_seconds)
     if told is None:
         raise MissingProcessesError("process 0 does not say what the step is", [0])
-    content = json.loads(told)
-    if "error" in content:
-        raise UserError(content["error"])
-    return _unpacked(content["step"])
+    return step_of_note(told, "process 0")
 
 
-def _packed(step: Step) -> str:
-    return base64.b64encode(zlib.compress(step.model_dump_json().encode())).decode()
+class _Note(Settings):
+    """Text that tells a step, or why there is none."""
+
+    step: str | None = None
+    """Step as JSON, compressed."""
+    error: str | None = None
 
 
-def _unpacked(text: str) -> Step:
-    content = json.loads(zlib.decompress(base64.b64decode(text)))
-    return validate(Step, content, "the step of process 0")
+def step_or_error(told: Step | UserError) -> str:
+    """Return the text that tells a step, or the reason why there is none."""
+    if isinstance(told, UserError):
+        return _Note(error=str(told)).model_dump_json()
+    packed = zlib.compress(told.model_dump_json().encode())
+    return _Note(step=base64.b64encode(packed).decode()).model_dump_json()
+
+
+def step_of_note(text: str, teller: str) -> Step:
+    """Return the step in a text of `step_or_error`.
+
+    Raises:
+        UserError: the text tells why there is none, or is damaged.
+    """
+    try:
+        note = _Note.model_validate_json(text)
+        if note.error is not None:
+            raise UserError(note.error)
+        stream = zlib.decompressobj()
+        content = stream.decompress(base64.b64decode(note.step or "", validate=True), MOST_BYTES)
+        return Step.model_validate_json(content)
+    except (pydantic.ValidationError, binascii.Error, zlib.error):
+        raise UserError(
+            f"{teller} tells a step that cannot be read; all processes need the same version of "
+            "geojax"
+        ) from None
 
 
 def kept_or_resolved(path: Path, origin: Origin, resolve: Callable[[], Step]) -> KeptStep:
@@ -91,50 +114,14 @@ def kept_or_resolved(path: Path, origin: Origin, resolve: Callable[[], Step]) ->
     differing = kept.origin.differences(origin)
     if not differing:
         return KeptStep(kept, is_new=False)
+    return KeptStep(resolve(), replaces=named_differences(differing))
+
+
+def named_differences(differing: Sequence[str]) -> str:
+    """Name the first of what differs, and the number of the rest."""
     named = ", ".join(differing[:_SHOWN])
-    if more := len(differing) - _SHOWN:
-        named += f" and {more} more" if more > 0 else ""
-    return KeptStep(resolve(), replaces=named)
-
-
-def step_of_run(
-    config: RunConfig,
-    topology: Topology | None,
-    path: Path,
-    services: Services,
-    log: Log,
-) -> tuple[Step, KeptStep | None]:
-    """Agree on the step of a run, and compare its memory with its devices'.
-
-    Args:
-        config: the run.
-        topology: its sites.
-        path: step.yaml of its directory, or of that of its site.
-        services: resolves the step.
-        log: shows a line to the user.
-
-    Returns:
-        The step, and on process 0 what becomes of the file, for `keep`.
-
-    Raises:
-        UserError: the layout cannot be, or does not fit and `config.preflight` says to refuse it.
-        MissingProcessesError: process 0 gives no step.
-    """
-    kept = None
-
-    def resolve() -> Step:
-        nonlocal kept
-        devices = jax.devices()
-        kept = kept_or_resolved(
-            path,
-            origin_of(config, topology, devices),
-            lambda: services.resolve(config, topology, devices, log),
-        )
-        return kept.step
-
-    step = agreed_step(resolve, config.watchdog.first_step_seconds)
-    show_memory(config, step.memory, log)
-    return step, kept
+    more = len(differing) - _SHOWN
+    return f"{named} and {more} more" if more > 0 else named
 
 
 def show_memory(config: RunConfig, verdict: MemoryVerdict, log: Log) -> None:

@@ -184,23 +184,30 @@ def refuse_other_weights(transport: Transport, mesh: Mesh, digest: str) -> None:
 def shared_settings(config: RunConfig, digest: str, contents: Mapping[str, str]) -> dict[str, Any]:
     """Return what all sites must have alike, by name.
 
-    They are versions, devices, most of the config, and what the sources of data hold.
+    They are those of `settings_of_all_sites`, the step, and what the sources of data hold.
 
     Args:
         config: the run.
-        digest: hash of its choices, which each site resolves for itself or has in its step.yaml.
+        digest: hash of its choices, which the first site has told all others.
         contents: hash of each source of data.
     """
+    return {
+        **settings_of_all_sites(config),
+        "step.yaml": digest,
+        "content of data.sources": {
+            name: content[:_HASH_LETTERS] for name, content in contents.items()
+        },
+    }
+
+
+def settings_of_all_sites(config: RunConfig) -> dict[str, Any]:
+    """Return what all sites must have alike before there is a step: versions, devices, config."""
     of_config = dict(leaves_by_key(config.model_dump(mode="json", exclude=_OF_A_SITE)))
     return {
         "geojax version": [geojax.__version__, *of_config],
         "number of devices in a process": jax.local_device_count(),
         **of_config,
-        "step.yaml": digest,
         "initial_weights": None if config.initial_weights is None else "a folder",
-        "content of data.sources": {
-            name: content[:_HASH_LETTERS] for name, content in contents.items()
-        },
     }
 
 

@@ -17,8 +17,9 @@ from geojax.data.corpus import check_sources
 from geojax.errors import UserError
 from geojax.quantities import quantity
 from geojax.runtime.advice.link_advice import advice_of_process
-from geojax.train.agreed_step import keep, step_of_run
+from geojax.train.agreed_step import keep
 from geojax.train.report import Progress, summary_table
+from geojax.train.run_step import step_of_run
 from geojax.train.services import Services
 from geojax.train.start import Started, start
 from geojax.train.trainer import Summary, Trainer, nothing_to_train, own_directory
@@ -95,7 +96,9 @@ def _train(
     topology = config.load_topology()
     with _status(console, "resolving the step"):
         path = RunDirectory.step_file(own_directory(config, island))
-        resolved, kept = step_of_run(config, topology, path, services, console.print)
+        resolved, kept = step_of_run(
+            config, topology, path, services, console.print, island, processes
+        )
     if topology is not None and island is None:
         for line in advice_of_process(topology, place.everyone, jax.process_index(), os.environ):
             print(line, flush=True)

@@ -15,6 +15,7 @@ from geojax.models import ModelConfig
 from geojax.pipeline.schedule import Schedule
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
+from geojax.step.step_file import Devices
 from geojax.topology import Topology
 
 Log = Callable[[str], None]
@@ -27,7 +28,7 @@ class Resolve(Protocol):
         self,
         config: RunConfig,
         topology: Topology | None,
-        devices: Sequence[jax.Device],
+        devices: Devices,
         log: Log,
     ) -> Step:
         """Resolve the step of `config`.
@@ -35,7 +36,7 @@ class Resolve(Protocol):
         Args:
             config: the run.
             topology: its sites, with the links as they are.
-            devices: those of this runtime.
+            devices: those of all sites, site by site.
             log: told of the progress.
 
         Raises:

@@ -39,6 +39,7 @@ from geojax.step.config_plan import make_run_mesh, step_plan
 from geojax.step.plan import StepPlan
 from geojax.step.program import STEP_NAME
 from geojax.step.resolved import Step
+from geojax.step.step_file import Devices
 from geojax.topology import Topology
 from geojax.train import run_state
 from geojax.train.adapt.comparison import PlanComparison, plan_of_step
@@ -484,7 +485,10 @@ class Trainer:
         config, topology, services = self.config, self.topology, self._services
         if topology is None or services is None or not config.adapt.replan or config.mesh.dc == 1:
             return None
-        timeout, devices = config.watchdog.first_step_seconds, jax.devices()
+        timeout = config.watchdog.first_step_seconds
+        devices: Devices = jax.devices()
+        if self._island is not None:  # of all sites
+            devices = [each for own in self.resolved.origin.devices for each in own.described]
 
         def resolve(changed: Topology, done: int) -> Step:
             return agreed_step(

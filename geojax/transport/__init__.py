@@ -4,7 +4,7 @@ A process of one site offers arrays to its counterpart in another site under a `
 counterpart fetches them under the same key. Transfers are asynchronous on both sides.
 """
 
-from geojax.transport.connect import Membership, Staging, connect, staging
+from geojax.transport.connect import Membership, Staging, connect, meet, staging
 from geojax.transport.engine import EngineTransport
 from geojax.transport.link_clock import MeasuredLink
 from geojax.transport.loopback import loopback
@@ -21,5 +21,6 @@ __all__ = [
     "Transport",
     "connect",
     "loopback",
+    "meet",
     "staging",
 ]

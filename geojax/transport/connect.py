@@ -128,9 +128,7 @@ def connect(
             of processes are not the same everywhere.
         MissingProcessesError: some processes did not come in time.
     """
-    sites = members.island.sites
-    address = members.island.address or address_towards(*HostPort.parse(members.island.coordinator))
-    require_private(address)
+    sites, address = members.island.sites, _own_address(members.island)
     with contextlib.ExitStack() as on_error:
         engine = random_loopback()
         listener = ControlListener(engine, members.key)
@@ -151,21 +149,9 @@ def connect(
             *guard.address,
             digests(members.settings),
         )
-        try:
-            everyone = rendezvous.join(
-                members.site * members.processes + members.process,
-                len(sites) * members.processes,
-                members.island.coordinator,
-                members.island.site,
-                timeout_seconds,
-                address if members.site == members.process == 0 else None,
-                own.text(),
-                members.key,
-            )
-        except MissingProcessesError as error:
-            missing = dict.fromkeys(sites[each // members.processes] for each in error.missing)
-            named = ", ".join(f"site {site}" for site in missing)
-            raise MissingProcessesError(f"{error} ({named})", error.missing) from None
+        everyone = meet(
+            members.island, members.process, members.processes, timeout_seconds, own.text()
+        )
         names, endpoints = {}, {}
         for group in range(len(sites) * members.groups):
             if group == members.group:
@@ -201,6 +187,61 @@ def connect(
         limit_bytes,
         silence_seconds,
     )
+
+
+def meet(
+    island: IslandSettings,
+    process: int,
+    processes: int,
+    timeout_seconds: float,
+    endpoint: str | None = None,
+    *,
+    key: bytes | None = None,
+    note: str | None = None,
+) -> rendezvous.Everyone:
+    """Meet processes of all sites at the coordinator; return the facts of each, site by site.
+
+    Args:
+        island: the sites, this process's among them, and where they meet.
+        process: index of this process among those of its site that take part.
+        processes: number of those of each site.
+        timeout_seconds: time to wait for the others.
+        endpoint: text about this process for all others.
+        key: secret of those that take part; None: the run's.
+        note: text of the first process of the first site for all.
+
+    Raises:
+        UserError: this host's address is public, or processes do not fit together.
+        MissingProcessesError: some processes did not come in time; their sites are named.
+    """
+    site = island.sites.index(island.site)
+    try:
+        return rendezvous.join(
+            site * processes + process,
+            len(island.sites) * processes,
+            island.coordinator,
+            island.site,
+            timeout_seconds,
+            _own_address(island) if site == process == 0 else None,
+            endpoint,
+            island.key.encode() if key is None else key,
+            note,
+        )
+    except MissingProcessesError as error:
+        missing = dict.fromkeys(island.sites[each // processes] for each in error.missing)
+        named = ", ".join(f"site {each}" for each in missing)
+        raise MissingProcessesError(f"{error} ({named})", error.missing) from None
+
+
+def _own_address(island: IslandSettings) -> str:
+    """Return the address of this host that the other sites reach.
+
+    Raises:
+        UserError: there is none, or strangers reach it.
+    """
+    address = island.address or address_towards(*HostPort.parse(island.coordinator))
+    require_private(address)
+    return address
 
 
 def _direction(sender: Endpoint, receiver: Endpoint) -> Direction:

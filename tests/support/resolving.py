@@ -11,8 +11,14 @@ from geojax.train.islands.island_run import IslandRun
 
 
 def step_of(config, devices=None):
-    """Resolve the step of a config, on all devices if none are given."""
-    return resolve(config, config.load_topology(), jax.devices() if devices is None else devices)
+    """Resolve the step of a config, on all devices if none are given; those of a site of islands.
+
+    All sites of islands have such devices.
+    """
+    devices = jax.devices() if devices is None else devices
+    if config.dc.join == "islands":
+        devices = config.mesh.dc * devices
+    return resolve(config, config.load_topology(), devices)
 
 
 def compiled_run(config, mesh, validate=False):

@@ -1,7 +1,7 @@
 """A run's config resolved into a `Step`, once: every choice made, and what is expected of it."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 
@@ -22,7 +22,7 @@ from geojax.planner.resolve.site_schedule import event_schedule, site_work
 from geojax.planner.resolve.traced_run import abstract_run_mesh, trace_plan
 from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 from geojax.step.resolved import Figure, IslandWork, PipelineOrder, Step, with_layers
-from geojax.step.step_file import origin_of
+from geojax.step.step_file import Devices, of_runtimes, origin_of
 from geojax.topology import Topology
 
 Log = Callable[[str], None]
@@ -31,7 +31,7 @@ Log = Callable[[str], None]
 def resolve(
     config: RunConfig,
     topology: Topology | None,
-    devices: Sequence[jax.Device],
+    devices: Devices,
     log: Log = lambda line: None,
 ) -> Step:
     """Make every choice that a run leaves open, and predict what the step takes.
@@ -41,8 +41,8 @@ def resolve(
     Args:
         config: the run.
         topology: its sites, with the links as they are; None: it has none.
-        devices: those of this runtime: of all sites, or of one with `dc.join: islands`. Memory is
-            compared with theirs.
+        devices: those of all sites, site by site; with `dc.join: islands` they are described.
+            Memory is compared with theirs.
         log: told of a long search for settings that would fit.
 
     Raises:
@@ -51,12 +51,16 @@ def resolve(
     origin = origin_of(config, topology, devices)
     if topology is not None and topology != config.load_topology():
         config = planned_for(config, topology)
-    made = _islands(config, devices) if config.dc.join == "islands" else _program(config, devices)
-    compared = preflight(config, devices, log, made.traced)
+    sites = of_runtimes(config, devices)
+    if config.dc.join == "islands":
+        made = _islands(config, sites)
+    else:
+        made = _program(config, cast(Sequence[jax.Device], devices))
+    compared = _compared(config, sites, log, made.traced)
     return Step(
         layout=made.layout,
         pipeline=made.pipeline,
-        site=made.site,
+        sites=made.sites,
         seconds=_seconds(config),
         bytes_between_sites=_bytes_between_sites(made.traced),
         memory_bytes=_memory_bytes(compared),
@@ -71,7 +75,7 @@ class _Made(NamedTuple):
 
     layout: Layout
     pipeline: PipelineOrder | None
-    site: IslandWork | None
+    sites: tuple[IslandWork, ...]
     notes: Sequence[str]
     traced: TracedStep | None
 
@@ -85,22 +89,25 @@ def _program(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
     plan = resolved_plan(config, mesh)
     pipeline = None if plan.tick_program is None else PipelineOrder.of(plan.tick_program.ticks)
     traced = trace_plan(config, plan) if config.mesh.dc > 1 or _has_memory(devices) else None
-    return _Made(plan.layout, pipeline, None, link_lines(config, plan), traced)
+    return _Made(plan.layout, pipeline, (), link_lines(config, plan), traced)
 
 
-def _islands(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
+def _islands(config: RunConfig, sites: Sequence[Devices]) -> _Made:
     """Resolve the step of sites with runtimes of their own."""
     staged = chosen_layers(config)
     if staged is None:
-        work = site_work(config, accelerator_of(devices[0]))
-        return _Made(_settled(config.layout, max(work.layers)), None, work, [], None)
+        by_kind = {
+            kind: site_work(config, accelerator_of(own[0])) for kind, own in _by_kind(sites).items()
+        }
+        works = tuple(by_kind[own[0].device_kind] for own in sites)
+        return _Made(_settled(config.layout, max(works[0].layers)), None, works, [], None)
     notes = []
     try:
         costs_of_stages(config)
     except UserError as unknown:
         notes = [f"pipeline over dc: made without times: {unknown.problem}"]
     layout = _settled(with_layers(config.layout, staged.layers_per_chunk), 1)
-    return _Made(layout, PipelineOrder.of(event_schedule(config)), None, notes, None)
+    return _Made(layout, PipelineOrder.of(event_schedule(config)), (), notes, None)
 
 
 def _settled(layout: Layout, bucket_layers: int) -> Layout:
@@ -116,7 +123,25 @@ def _settled(layout: Layout, bucket_layers: int) -> Layout:
     return settled(layout, buckets, 1 if ticks == "auto" else ticks)
 
 
-def _has_memory(devices: Sequence[jax.Device]) -> bool:
+def _by_kind(sites: Sequence[Devices]) -> dict[str, Devices]:
+    """Return the devices of the first site of each kind."""
+    found: dict[str, Devices] = {}
+    for own in sites:
+        found.setdefault(own[0].device_kind, own)
+    return found
+
+
+def _compared(
+    config: RunConfig, sites: Sequence[Devices], log: Log, traced: TracedStep | None
+) -> Preflight:
+    """Compare the step's memory with that of every kind of device; what does not fit counts."""
+    of_kinds = cast(Sequence[Sequence[jax.Device]], list(_by_kind(sites).values()))
+    compared = [preflight(config, own, log, traced) for own in of_kinds]
+    lacking = (each for each in compared if each.verdict.kind == "does not fit")
+    return next(lacking, compared[0])
+
+
+def _has_memory(devices: Devices) -> bool:
     accelerator = accelerator_of(devices[0])
     return accelerator is not None and accelerator.memory_bytes is not None
 

@@ -38,6 +38,7 @@ def join(
     bind_address: str | None = None,
     endpoint: str | None = None,
     key: bytes = b"",
+    note: str | None = None,
 ) -> Everyone:
     """Meet the other processes of the job; return the facts of each.
 
@@ -50,6 +51,7 @@ def join(
         bind_address: address that process 0 listens on; None: the coordinator's.
         endpoint: text about this process for all others; a transport's address.
         key: secret that the processes of the run share; empty: none.
+        note: text of process 0 for all others, at most `messages.LONGEST_NOTE` letters.
 
     Raises:
         MissingProcessesError: some process did not join in time; it is named. In processes other
@@ -62,6 +64,6 @@ def join(
     own = own_hello(process, count, site, endpoint)
     deadline = time.monotonic() + timeout_seconds
     if process == 0:
-        server = RendezvousServer(own, bind_address or host, port, key, timeout_seconds)
+        server = RendezvousServer(own, bind_address or host, port, key, timeout_seconds, note)
         return server.serve(deadline)
     return join_server(own, host, port, key, timeout_seconds, deadline)

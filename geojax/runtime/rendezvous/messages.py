@@ -24,6 +24,8 @@ LONGEST_HELLO = 8192
 """Bytes of the longest line that process 0 reads; what is longer comes from a stranger."""
 LONGEST_VERDICT = 1 << 26
 """Bytes of the longest line that the others read."""
+LONGEST_NOTE = 1 << 24
+"""Letters of the longest text of process 0 for all."""
 WHO_IS_MISSING = b'"missing?"\n'
 """Question of a process that gives up waiting; the answer is a `Verdict`."""
 OTHER_KEY = b'"other key"\n'
@@ -44,6 +46,7 @@ _Sentence = Annotated[str, pydantic.Field(max_length=4096), pydantic.AfterValida
 _Gpus = Annotated[str, pydantic.Field(max_length=4096), pydantic.AfterValidator(_printable)]
 _Address = Annotated[str, pydantic.AfterValidator(lambda text: str(ipaddress.ip_address(text)))]
 _Endpoint = Annotated[str, pydantic.Field(max_length=1024), pydantic.AfterValidator(_printable)]
+_Note = Annotated[str, pydantic.Field(max_length=LONGEST_NOTE)]
 _Index = Annotated[int, pydantic.Field(ge=0, lt=1 << 20)]
 
 
@@ -94,6 +97,8 @@ class Everyone(NamedTuple):
     """Facts of each process, by its index."""
     key: bytes
     """Key of this start, which the run's key and a nonce make; it signs what they publish later."""
+    note: str | None = None
+    """Text of process 0 for all, which whoever reads it has to validate."""
 
 
 class _Columns(_Message):
@@ -112,6 +117,8 @@ class Verdict(_Message):
 
     everyone: str | None = None
     """All processes and the nonce of the start's key, compressed; None if the job cannot start."""
+    note: _Note | None = None
+    """Text of process 0 for all."""
     error: _Sentence | None = None
     """Reason why the job cannot start."""
     missing: list[_Index] | None = None
@@ -126,7 +133,7 @@ class Verdict(_Message):
             ValueError: no geojax process has sent this.
         """
         if self.everyone is not None:
-            return _unpack(self.everyone, own.count, key)
+            return _unpack(self.everyone, own.count, key)._replace(note=self.note)
         if self.missing is not None:
             if not self.missing or max(self.missing) >= own.count:
                 raise ValueError("it names no process of this job")

@@ -74,8 +74,16 @@ class _Connection:
 class RendezvousServer:
     """The server in process 0, which waits for all others and tells each who is there."""
 
-    def __init__(self, own: Hello, host: str, port: int, key: bytes, timeout_seconds: float):
-        self.own, self.key = own, key
+    def __init__(
+        self,
+        own: Hello,
+        host: str,
+        port: int,
+        key: bytes,
+        timeout_seconds: float,
+        note: str | None = None,
+    ):
+        self.own, self.key, self.note = own, key, note
         self.timeout_seconds = timeout_seconds
         self.joined = {0: own}
         self.ever_joined = {0}
@@ -106,8 +114,9 @@ class RendezvousServer:
             if problem := _disagreement(hellos):
                 self.refuse(problem)
             nonce = new_nonce()
-            self.tell_everyone(Verdict(everyone=pack(hellos, nonce)))
-            return Everyone([_presence(hello) for hello in hellos], derived_key(self.key, nonce))
+            self.tell_everyone(Verdict(everyone=pack(hellos, nonce), note=self.note))
+            presences = [_presence(hello) for hello in hellos]
+            return Everyone(presences, derived_key(self.key, nonce), self.note)
         finally:
             for listener in self.listeners:
                 listener.close()

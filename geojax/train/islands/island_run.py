@@ -329,7 +329,7 @@ class IslandRun:
         the order of the work can.
         """
         plan = island_plan(self.config, step.layout, self.plan.mesh)
-        same_order = step.pipeline == self.resolved.pipeline and step.site == self.resolved.site
+        same_order = step.pipeline == self.resolved.pipeline and step.sites == self.resolved.sites
         if plan.makes_program_of(self.plan) and same_order:
             return None
         return self.build(

@@ -11,11 +11,24 @@ from geojax.errors import UserError
 from geojax.pipeline.registry import SCHEDULES, schedule_entry
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.tick_tables import tick_table
-from geojax.step.resolved import Figure, IslandWork, MemoryVerdict, Origin, PipelineOrder, Step
+from geojax.step.resolved import (
+    Figure,
+    IslandWork,
+    MemoryVerdict,
+    Origin,
+    PipelineOrder,
+    RuntimeDevices,
+    Step,
+)
 from geojax.step.step_file import read_step, write_step
 
 CONFIG = {"steps": 3, "model": {"a": 1}}
-ORIGIN = Origin(geojax="1", devices="8 x cpu", topology=None, config=CONFIG)
+ORIGIN = Origin(
+    geojax="1",
+    devices=(RuntimeDevices(kind="cpu", count=8, processes=2),),
+    topology=None,
+    config=CONFIG,
+)
 
 
 @st.composite
@@ -59,12 +72,14 @@ STEPS = st.builds(
         ),
     ),
     pipeline=st.none() | orders(),
-    site=st.none()
-    | st.builds(
-        IslandWork,
-        layers=st.lists(st.integers(1, 9), min_size=1, max_size=9).map(tuple),
-        held_microbatches=st.integers(1, 99),
-    ),
+    sites=st.lists(
+        st.builds(
+            IslandWork,
+            layers=st.just((1, 2)),
+            held_microbatches=st.integers(1, 99),
+        ),
+        max_size=3,
+    ).map(tuple),
     seconds=st.none() | FIGURES,
     bytes_between_sites=st.none() | FIGURES,
     memory_bytes=st.none() | FIGURES,

@@ -5,12 +5,13 @@ import pytest
 
 from geojax.config.layout import Layout
 from geojax.errors import MissingProcessesError, UserError
-from geojax.step.resolved import Origin, Step
+from geojax.step.resolved import Origin, RuntimeDevices, Step
 from geojax.step.step_file import write_step
 from geojax.train import agreed_step as module
 from geojax.train.agreed_step import agreed_step, kept_or_resolved
 
-ORIGIN = Origin(geojax="1", devices="8 x cpu", topology=None, config={"steps": 3})
+DEVICES = RuntimeDevices(kind="cpu", count=8, processes=1)
+ORIGIN = Origin(geojax="1", devices=(DEVICES,), topology=None, config={"steps": 3})
 LAYOUT = Layout(batch={"global_batch_size": 8, "sequence_length": 8})
 STEP = Step(layout=LAYOUT, origin=ORIGIN, notes=("one",))
 
@@ -74,7 +75,7 @@ def test_the_same_run_takes_the_step_of_the_file(tmp_path):
     ("changes", "named"),
     [
         ({"geojax": "2"}, "geojax"),
-        ({"devices": "16 x cpu"}, "devices"),
+        ({"devices": (DEVICES, DEVICES)}, "devices"),
         ({"topology": {"name": "two"}}, "topology, topology.name"),
         ({"config": {"steps": 4}}, "steps"),
     ],
