@@ -14,6 +14,7 @@ from geojax.inference.samples import sample_texts, unsampled_reason
 from geojax.planner.fp8_products import check_fp8_products
 from geojax.planner.measured_timeline import draw
 from geojax.planner.resolve.resolve import resolve
+from geojax.runtime.advice.link_advice import advice_of_process
 from geojax.runtime.environment.cluster_env import ProcessSettings
 from geojax.settings import validate
 from geojax.train import trainer
@@ -24,7 +25,13 @@ from geojax.train.start import start
 from geojax.train.trainer import own_directory
 
 SERVICES = Services(
-    resolve, check_fp8_products, draw, sample_texts, open_standard_library, unsampled_reason
+    resolve,
+    check_fp8_products,
+    draw,
+    sample_texts,
+    open_standard_library,
+    unsampled_reason,
+    advice_of_process,
 )
 """The services of every run."""
 

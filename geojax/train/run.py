@@ -16,7 +16,6 @@ from geojax.config.run_config import RunConfig
 from geojax.data.corpus import check_sources
 from geojax.errors import UserError
 from geojax.quantities import quantity
-from geojax.runtime.advice.link_advice import advice_of_process
 from geojax.train.agreed_step import keep
 from geojax.train.report import Progress, summary_table
 from geojax.train.run_step import step_of_run
@@ -100,7 +99,8 @@ def _train(
             config, topology, path, services, console.print, island, processes
         )
     if topology is not None and island is None:
-        for line in advice_of_process(topology, place.everyone, jax.process_index(), os.environ):
+        own = jax.process_index()
+        for line in services.link_advice(topology, place.everyone, own, os.environ):
             print(line, flush=True)
     trainer = stack.enter_context(
         Trainer(

@@ -16,7 +16,7 @@ from geojax.pipeline.schedule import Schedule
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
 from geojax.step.step_file import Devices
-from geojax.topology import Topology
+from geojax.topology import Process, Topology
 
 Log = Callable[[str], None]
 
@@ -103,6 +103,27 @@ class SampleTexts(Protocol):
         ...
 
 
+class LinkAdvice(Protocol):
+    """Function that says which settings of the hosts suit their links better."""
+
+    def __call__(
+        self,
+        topology: Topology,
+        processes: Sequence[Process],
+        own: int,
+        environment: Mapping[str, str],
+    ) -> list[str]:
+        """Give advice, a line each, in one process of each site.
+
+        Args:
+            topology: the sites and their links.
+            processes: all of the run.
+            own: index of this process.
+            environment: that of this process.
+        """
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Services:
     """The functions that a run is handed: they decide, read programs, simulate and write."""
@@ -114,3 +135,4 @@ class Services:
     open_builtin: OpenBuiltin
     unsampled_reason: Callable[[ModelConfig], str | None]
     """Function that says why a model cannot write; None: it can."""
+    link_advice: LinkAdvice
