@@ -1,6 +1,7 @@
 """geojax's side: the step that `geojax train` compiles, on a mesh of one device."""
 
 import contextlib
+import time
 from typing import Any, get_args
 
 import jax
@@ -23,12 +24,17 @@ from geojax.errors import UserError
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig, model_flops, parameter_count
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.layout import LayoutCandidate
+from geojax.planner.cost.predict import predict
+from geojax.planner.memory import CompiledMemory, step_memory
 from geojax.precision import Backend, chosen_backend, policy, policy_names
 from geojax.runtime import apply_xla_flags, flags_in_force
 from geojax.runtime.xla_flags import expected_platform
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
 from geojax.step.state import initial_state, state_layouts
+from geojax.topology import Site, Topology
 
 FOREVER = 1_000_000
 """Steps of the schedule: its end is far away."""
@@ -85,18 +91,17 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     settings = OptimizerSettings(**OPTIMIZER)
     backend = {"fp8_backend": work["backend"]} if "backend" in work else {}
     sizes = BatchSettings(global_batch_size=work["rows"], sequence_length=work["sequence"])
-    plan = StepPlan(
-        make_mesh(devices=jax.devices()[:1]),
-        policy(work["precision"]),
-        Layout(batch=sizes, remat=work["remat"]),
-        **backend,
-    )
+    layout = Layout(batch=sizes, remat=work["remat"], precision=work["precision"])
+    mesh = make_mesh(devices=jax.devices()[:1])
+    plan = StepPlan(mesh, policy(work["precision"]), layout, **backend)
     optimizer = make_optimizer(settings, FOREVER)
     schedule = learning_rate_schedule(settings, FOREVER)
     layouts = state_layouts(model, optimizer, plan)
     shapes = batch_shape(work["rows"], work["sequence"])
     lowered = lower_step(layouts, model, plan, optimizer, schedule, shapes)
+    begin = time.perf_counter()
     program = lowered.compile(compiler_options=plan.compiler_options)
+    compile_seconds = time.perf_counter() - begin
     on_gpu = plan.mesh.devices.flat[0].platform == "gpu"
     if on_gpu and work.get("backend") == "xla" and FP8_PRODUCT not in program.as_text():
         raise RuntimeError("XLA has left no FP8 product in the program")
@@ -118,10 +123,32 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     memory = jax.devices()[0].memory_stats() or {}
     return measured | {
         "peak_bytes": memory.get("peak_bytes_in_use") or peak_resident_bytes(),
+        "compiled_bytes": CompiledMemory.of(program).bytes,
+        "estimated_bytes": step_memory(model, plan, layouts, shapes).bytes,
+        "predicted_seconds": predicted_seconds(model, layout, settings),
+        "compile_seconds": compile_seconds,
         "parameters": parameter_count(model),
         "versions": {"jax": jax.__version__},
         "flags": flags_in_force(),
     }
+
+
+def predicted_seconds(
+    model: ModelConfig, layout: Layout, settings: OptimizerSettings
+) -> float | None:
+    """Return the planner's time of a step on this device; None where it knows no peak of it."""
+    accelerator = accelerator_of(jax.devices()[0])
+    if accelerator is None or accelerator.peak("bfloat16") is None:
+        return None
+    site = Site(name="here", hosts=1, accelerators_per_host=1, accelerator=accelerator)
+    prediction = predict(
+        model,
+        LayoutCandidate.of(layout),
+        Topology(name="one", sites=(site,)),
+        calibration=Calibration(),
+        optimizer=settings,
+    )
+    return prediction.step_seconds
 
 
 def single_documents(tokens: np.ndarray) -> dict[str, np.ndarray]:

@@ -30,7 +30,19 @@ GOALS = {"8B-shaped": 1.3, "1.2B": 1.1}
 """Tokens/s of FP8 with current scaling over those of bf16."""
 PEER_GOAL, UTILIZATION_GOAL, LOSS_GOAL = 1.1, 0.5, 0.01
 
-COLUMNS = ("", "tokens/s", "TFLOP/s", "MFU", "peak GB", "last loss", "loss off bf16", "over bf16")
+COLUMNS = (
+    "",
+    "tokens/s",
+    "TFLOP/s",
+    "MFU",
+    "planned",
+    "peak GB",
+    "planned",
+    "last loss",
+    "loss off bf16",
+    "over bf16",
+)
+"""A step's seconds and a device's memory as planned are shares of what was measured."""
 
 
 def ask(script: str, **asked: Any) -> dict[str, Any]:
@@ -91,13 +103,19 @@ def row(side: str, made: dict[str, Any], base: dict[str, Any] | None, block: int
         f"{made['tokens_per_second']:,.0f}",
         f"{made['flops_per_second'] / 1e12:.1f}",
         "-" if share is None else f"{share:.1%}",
+        _share(made.get("predicted_seconds"), made["step_seconds"]),
         f"{made['peak_bytes'] / 1e9:.1f}" if made["peak_bytes"] else "-",
+        _share(made.get("estimated_bytes"), made["peak_bytes"]),
         f"{made['losses'][-1]:.4f}",
     ]
     if base is None:
         return cells
     ratio = made["tokens_per_second"] / base["tokens_per_second"]
     return [*cells, f"{loss_difference(made, base, block):.2%}", f"{ratio:.2f}"]
+
+
+def _share(planned: float | None, measured: float | None) -> str:
+    return f"{planned / measured:.2f}" if planned and measured else "-"
 
 
 def show(name: str, work: dict[str, Any], results: dict[str, dict[str, Any]]) -> None:

@@ -111,7 +111,7 @@ def _messages_table(messages: "Sequence[Messages]") -> Table:
 
 def _memory(step: "CompiledStep") -> str:
     parts = dataclasses.asdict(step.memory)
-    sizes = " + ".join(f"{quantity(size, 'B')} {name}" for name, size in parts.items())
+    sizes = " + ".join(f"{quantity(size, 'B')} {name}" for name, size in parts.items() if size)
     return (
         f"memory of a device: {sizes} = {quantity(step.memory.bytes, 'B')}; estimated "
         f"{quantity(step.estimate.bytes, 'B')}, ratio {step.estimate_ratio:.3f}"

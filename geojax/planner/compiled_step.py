@@ -129,7 +129,7 @@ class CompiledStep:
         return cls(
             plan=plan,
             platform=step.platform,
-            memory=CompiledMemory.of(program),
+            memory=CompiledMemory.of(program, attention=step.memory.attention),
             estimate=step.memory,
             traffic=step.traffic,
             messages=compiled.messages(plan),

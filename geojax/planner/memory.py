@@ -199,9 +199,11 @@ class CompiledMemory:
     """Results that do not take an argument's place."""
     temporaries: int
     """Everything else, at the step's peak."""
+    attention: int = 0
+    """What attention's kernel takes, of which a compile without a GPU does not know."""
 
     @classmethod
-    def of(cls, program: jax.stages.Compiled) -> "CompiledMemory":
+    def of(cls, program: jax.stages.Compiled, *, attention: int = 0) -> "CompiledMemory":
         """Read the compiler's analysis of any compiled program."""
         analysis = program.memory_analysis()
         assert analysis is not None, "the backend must analyze the memory of its programs"
@@ -209,9 +211,10 @@ class CompiledMemory:
             arguments=analysis.argument_size_in_bytes,
             results=analysis.output_size_in_bytes - analysis.alias_size_in_bytes,
             temporaries=analysis.temp_size_in_bytes,
+            attention=attention,
         )
 
     @property
     def bytes(self) -> int:
         """All bytes together."""
-        return self.arguments + self.results + self.temporaries
+        return self.arguments + self.results + self.temporaries + self.attention

@@ -30,11 +30,15 @@ USES = (
     "activations",
     "head and loss",
     "layer workspace",
+    "attention workspace",
     "communication",
     "batch, counters",
 )
 """Uses of memory, in the order of a table; the layer workspace is what one layer's backward, or
-the embedding's, needs while it runs."""
+the embedding's, needs while it runs, and attention's is that of its kernel alone."""
+
+ATTENTION = "attention workspace"
+"""The use that a compile without a GPU does not count."""
 
 PHASES = ("head", "backward", "embedding", "reduce", "update")
 """The phases of a step, in their order."""
@@ -73,6 +77,8 @@ class StepPieces:
     """The most that a layer's backward needs at once, with the gradients that it returns."""
     layer_gradient: int
     """The gradients that a layer's backward returns."""
+    attention: int
+    """What the kernel of attention needs beside all that."""
     head: int
     """The most that the head needs at once, forwards and backwards, with what it returns."""
     head_gradient: int
@@ -144,6 +150,11 @@ class StepMemory:
         return self.by_use.most_common(1)[0][0]
 
     @property
+    def attention(self) -> int:
+        """The bytes that attention's kernel takes while it runs."""
+        return self.phases["backward"][ATTENTION]
+
+    @property
     def by_use(self) -> Counter[str]:
         """The bytes held at the peak of the step, by their use."""
         return self.phases[self.phase]
@@ -196,6 +207,7 @@ def phases_of_step(
             "gradients": behind_head,
             "activations": activations,
             "layer workspace": pieces.layer_backward + copied,
+            ATTENTION: pieces.attention,
         },
         "embedding": {
             "gathered weights": weights if several else 0,
@@ -225,7 +237,11 @@ def phases_of_stage(
     }
     return {
         "head": passes | {"head and loss": pieces.head},
-        "backward": passes | {"layer workspace": pieces.layer_backward + pieces.expert_weights},
+        "backward": passes
+        | {
+            "layer workspace": pieces.layer_backward + pieces.expert_weights,
+            ATTENTION: pieces.attention,
+        },
         "embedding": passes | {"layer workspace": pieces.embedding_backward},
         "reduce": {"gradients": gradients.whole, "communication": gradients.reduced},
         "update": {"gradients": gradients.shards},
@@ -247,7 +263,8 @@ def phases_of_site(
     passes = held | {"activations": activations}
     of_head = pieces.head_gradient if has_head else 0
     workspace = of_head + pieces.layer_backward + pieces.expert_weights
-    phases = {"backward": passes | {"layer workspace": workspace}}
+    own = {"layer workspace": workspace, ATTENTION: pieces.attention}
+    phases = {"backward": passes | own}
     if has_head:
         phases = {"head": passes | {"head and loss": pieces.head}} | phases
     if has_embedding:

@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from geojax.models import ModelConfig
+from geojax.models.attention import workspace_bytes
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import forward_layer
 from geojax.models.chunk.split_backward import SplitBackward
@@ -23,6 +24,7 @@ from geojax.models.transformer import read_by_head
 from geojax.pipeline.schedule import LayerBytes
 from geojax.planner.memory_phases import StepPieces
 from geojax.planner.workspace import peak_bytes
+from geojax.runtime.platform import platform_of
 from geojax.sharding import leaf_layouts
 from geojax.step.amax_history import history_layouts, prev_amax
 from geojax.step.forward_backward import ForwardBackward
@@ -117,6 +119,7 @@ def _of_rank(
         stream=_bytes(x),
         layer_backward=peak_bytes(backward),
         layer_gradient=_result_bytes(backward) - _bytes(x),
+        attention=_attention(run, microbatch["tokens"].shape),
         head=peak_bytes(of_head),
         head_gradient=_result_bytes(of_head) - _bytes(x),
         embedding_held=_bytes(embedding.saved),
@@ -134,6 +137,18 @@ def _held(plan: StepPlan, residuals: Any, again: Any, cotangents: Any) -> LayerB
     stashed = _bytes(stash.values)
     read_later = _bytes([residuals.saved[position] for position in split.residuals_read_later])
     return LayerBytes(kept, kept + stashed, read_later + stashed)
+
+
+def _attention(run: ForwardBackward, shape: tuple[int, ...]) -> int:
+    """Return what attention's kernel needs for a rank's tokens [B, S]."""
+    model, tensor = run.model, run.plan.mesh.shape["tensor"]
+    return workspace_bytes(
+        run.plan.policy.compute_dtype,
+        (*shape, model.num_attention_heads // tensor, model.head_dim),
+        (*shape, max(model.num_key_value_heads // tensor, 1), model.v_head_dim),
+        softcap=model.attn_logit_softcapping is not None,
+        platform=platform_of(run.plan.mesh).name,
+    )
 
 
 def _trace(function: Any, *arguments: Any) -> Any:

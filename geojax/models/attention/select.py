@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from geojax.errors import UserError
@@ -53,14 +54,19 @@ def chosen_implementation(
         )
     if implementation not in ("auto", "cudnn"):
         return AttentionChoice(implementation, f"attention: {implementation}, as asked")
+    platform = platform or target_platform().name
     reason = cudnn.unsupported_reason(
-        jnp.dtype(dtype), head_dim, value_dim or head_dim, packed=packed, softcap=softcap
+        jnp.dtype(dtype),
+        head_dim,
+        value_dim or head_dim,
+        packed=packed,
+        softcap=softcap,
+        elsewhere=platform in GPU_PLATFORMS and jax.default_backend() not in GPU_PLATFORMS,
     )
     if implementation == "cudnn":
         if reason:
             raise UserError(f"attention: cudnn cannot be used, {reason}; use blocked or auto")
         return AttentionChoice("cudnn", "attention: cudnn, as asked")
-    platform = platform or target_platform().name
     if platform not in GPU_PLATFORMS:
         return AttentionChoice("blocked", f"attention: blocked, for platform {platform}")
     if reason:

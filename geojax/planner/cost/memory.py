@@ -16,6 +16,7 @@ import jax
 
 from geojax.collectives import wire_format
 from geojax.models import ModelConfig
+from geojax.models.attention import workspace_bytes
 from geojax.models.cross_entropy import chunk_plan
 from geojax.models.parameters import UNQUANTIZED, parameter_count, parameter_shapes
 from geojax.optim import OptimizerSettings, make_optimizer
@@ -157,6 +158,7 @@ def _pieces(model: ModelConfig, layout: LayoutCandidate, held: "HeldParameters")
         stream=round(stream),
         layer_backward=round(backward),
         layer_gradient=round(gradient),
+        attention=_attention_bytes(model, layout),
         head=round(logits),
         head_gradient=round(head),
         embedding_held=0,
@@ -403,6 +405,19 @@ def _head_bytes(model: ModelConfig, layout: LayoutCandidate, gradient_bytes: flo
     logits = size * columns * (4 + itemsize(layout))
     beside = 2 * gradient_bytes + logits if count > 1 else logits
     return max(3 * gradient_bytes, beside) + 2 * stream
+
+
+def _attention_bytes(model: ModelConfig, layout: LayoutCandidate) -> int:
+    """Return the workspace of attention's kernel, as on GPUs."""
+    tensor = layout.mesh.tensor
+    shape = layout.microbatch_size, layout.batch.sequence_length // layout.mesh.context
+    return workspace_bytes(
+        policy(layout.precision).compute_dtype,
+        (*shape, model.num_attention_heads // tensor, model.head_dim),
+        (*shape, max(model.num_key_value_heads // tensor, 1), model.v_head_dim),
+        softcap=model.attn_logit_softcapping is not None,
+        platform="gpu",
+    )
 
 
 def _backward_bytes(model: ModelConfig, layout: LayoutCandidate) -> float:

@@ -22,10 +22,11 @@ from spread_rows import (
 
 from geojax.models.attention.blocked.blocks import Block
 from geojax.models.attention.blocked.tiled import TILED
+from geojax.models.attention.cudnn import packed as packed_rows
 from geojax.models.attention.cudnn import primitives as cudnn_primitives
 from geojax.models.attention.cudnn import support as cudnn
 from geojax.models.attention.cudnn.kernel import CUDNN
-from geojax.models.attention.cudnn.packed import MOST_SEGMENTS, segment_layout
+from geojax.models.attention.cudnn.packed import CAPACITIES, segment_layout
 from geojax.models.attention.operands import ScoreRule
 from geojax.models.parallel.parallelism import Parallelism
 
@@ -72,7 +73,7 @@ def test_the_private_binding_is_what_we_bind():
 def test_types_agree_forward_and_backward(monkeypatch, packed):
     """With JAX's own primitives, traced: on CPUs the types are all that can be checked."""
     monkeypatch.setattr(cudnn, "libraries_version", lambda: 91000)
-    length = 3 * MOST_SEGMENTS
+    length = 3 * CAPACITIES[-1]
     query = jax.ShapeDtypeStruct((2, length, 4, 8), jnp.bfloat16)
     key = jax.ShapeDtypeStruct((2, length, 2, 8), jnp.bfloat16)
     segment_ids = jax.ShapeDtypeStruct((2, length), jnp.int32) if packed else None
@@ -114,11 +115,57 @@ def test_windows_and_sinks(packed, windowed):
 
 
 @pytest.mark.usefixtures("emulated")
-def test_rows_of_many_documents_are_tiled():
-    segment_ids = jnp.asarray([range(MOST_SEGMENTS + 1), [0] * (MOST_SEGMENTS + 1)], jnp.int32)
-    operands = [*arrays(2, MOST_SEGMENTS + 1, heads=4, key_heads=2), segment_ids]
+@pytest.mark.parametrize("most", [1, 2, CAPACITIES[0], CAPACITIES[1], CAPACITIES[1] + 1])
+@pytest.mark.parametrize("most_bytes", [2**30, 2**16, 1])
+def test_rows_of_one_few_and_many_documents(monkeypatch, most, most_bytes):
+    monkeypatch.setattr(packed_rows, "MOST_WORKSPACE_BYTES", most_bytes)
+    length = CAPACITIES[1] + 1
+    many = jnp.minimum(jnp.arange(length), most - 1)
+    segment_ids = jnp.stack([jnp.zeros_like(many), many]).astype(jnp.int32)
+    operands = [*arrays(2, length, heads=4, key_heads=2), segment_ids]
     expected = output_and_gradients(*operands, implementation="reference")
     assert_equal(output_and_gradients(*operands, implementation="cudnn"), expected, 1e-12)
+
+
+# [rows, length, heads, key heads, dims, dims of a value] and segments of a row: the bytes that the
+# backward of cuDNN 9 asked for when XLA compiled it on an H200.
+WORKSPACES = {
+    ((4, 4096, 16, 8, 128, 128), 32): 8_623_522_560,
+    ((1, 4096, 16, 16, 128, 128), 32): 1_082_143_744,
+    ((1, 4096, 16, 1, 128, 128), 32): 2_155_881_216,
+    ((1, 4096, 16, 8, 64, 64), 32): 1_082_139_392,
+    ((1, 4096, 16, 16, 192, 128), 32): 1_619_014_656,
+    ((1, 4096, 16, 8, 256, 256), 8): 1_075_841_792,
+    ((1, 8192, 16, 8, 128, 128), 8): 1_077_938_944,
+    ((1, 4096, 16, 8, 96, 96), 8): 404_753_152,
+    ((2, 4096, 12, 1, 192, 192), 8): 1_211_110_144,
+    ((4, 4096, 16, 8, 128, 128), 1): 269_484_288,
+    ((4, 4096, 16, 16, 192, 128), 1): 202_375_424,
+    ((4, 4096, 12, 1, 192, 192), 1): 302_776_576,
+}
+
+
+@pytest.mark.parametrize(("shape", "capacity"), WORKSPACES)
+def test_workspace_is_what_cudnn_asks_for(shape, capacity):
+    rows, length, heads, key_heads, dims, value_dims = shape
+    shapes = (rows, length, heads, dims), (rows, length, key_heads, value_dims)
+    needed = cudnn_primitives.backward_workspace_bytes(*shapes, capacity)
+    assert needed == pytest.approx(WORKSPACES[shape, capacity], rel=2e-5)
+
+
+def test_groups_are_the_fewest_whose_workspaces_fit():
+    gib = packed_rows.MOST_WORKSPACE_BYTES
+    assert packed_rows._groups(gib, 4, 8) == (1, 1)
+    assert packed_rows._groups(3 * gib, 4, 8) == (4, 1)
+    assert packed_rows._groups(8 * gib, 1, 8) == (1, 8)
+    assert packed_rows._groups(8 * gib, 3, 8) == (3, 4)
+    assert packed_rows._groups(40 * gib, 1, 1) == (1, 1)
+
+
+def test_the_workspace_of_any_number_of_segments_is_that_of_a_group():
+    of_one = cudnn_primitives.backward_workspace_bytes((4, 4096, 32, 128), (4, 4096, 8, 128), 1)
+    most = packed_rows.workspace_bytes((4, 4096, 32, 128), (4, 4096, 8, 128))
+    assert of_one < most < packed_rows.MOST_WORKSPACE_BYTES
 
 
 @pytest.mark.usefixtures("emulated")

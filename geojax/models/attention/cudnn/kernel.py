@@ -20,7 +20,12 @@ from jax import lax
 from geojax.models.attention.blocked.blocks import Block, BlockGradients, Partial
 from geojax.models.attention.blocked.tiled import TILED
 from geojax.models.attention.blocked.tiles import MASKED
-from geojax.models.attention.cudnn.packed import few_segments, packed_backward, packed_forward
+from geojax.models.attention.cudnn.packed import (
+    CAPACITIES,
+    most_segments,
+    packed_backward,
+    packed_forward,
+)
 from geojax.models.attention.cudnn.primitives import (
     CAUSAL,
     NO_MASK,
@@ -81,12 +86,17 @@ def _forward(block: Block, rule: ScoreRule) -> Partial:
         kernel = _forward_before if rule.window is None else TILED.forward
         return kernel(block, rule)
     query, key, value, segment_ids, *_ = block
-    if segment_ids is None:
+
+    def whole() -> Partial:
         output, log_sum_exp = flash_forward(query, key, value, None, CAUSAL, rule)
         return _partial(output, log_sum_exp.transpose(0, 2, 1))
-    return lax.cond(
-        few_segments(segment_ids),
-        lambda: _partial(*packed_forward(query, key, value, segment_ids, rule)),
+
+    if segment_ids is None:
+        return whole()
+    return _by_segments(
+        segment_ids,
+        whole,
+        lambda capacity: _partial(*packed_forward(query, key, value, segment_ids, rule, capacity)),
         lambda: TILED.forward(block, rule),
     )
 
@@ -103,16 +113,38 @@ def _backward(
         return kernel(block, rule, output, log_sum_exp, gradient)
     query, key, value, segment_ids, *_ = block
     sums = log_sum_exp[..., 0]
-    if segment_ids is None:
+
+    def whole() -> BlockGradients:
         saved = output, sums.transpose(0, 2, 1), gradient
         return _gradients(flash_backward(query, key, value, None, CAUSAL, rule, *saved))
-    return lax.cond(
-        few_segments(segment_ids),
-        lambda: _gradients(
-            packed_backward(query, key, value, segment_ids, rule, output, sums, gradient)
+
+    if segment_ids is None:
+        return whole()
+    return _by_segments(
+        segment_ids,
+        whole,
+        lambda capacity: _gradients(
+            packed_backward(query, key, value, segment_ids, rule, output, sums, gradient, capacity)
         ),
         lambda: TILED.backward(block, rule, output, log_sum_exp, gradient),
     )
+
+
+def _by_segments(
+    segment_ids: jax.Array,
+    whole: Callable[[], Result],
+    packed: Callable[[int], Result],
+    tiled: Callable[[], Result],
+) -> Result:
+    """Call what suits the most segments in a sequence: `whole` for one, `tiled` for too many."""
+
+    def within(capacity: int) -> Callable[[], Result]:
+        return lambda: packed(capacity)
+
+    branches = [whole, *map(within, CAPACITIES), tiled]
+    larger = most_segments(segment_ids) > jnp.asarray((1, *CAPACITIES))
+    result: Result = lax.switch(jnp.sum(larger, dtype=jnp.int32), branches)
+    return result
 
 
 class _Rectangle(NamedTuple):

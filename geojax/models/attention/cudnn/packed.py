@@ -1,8 +1,12 @@
 """cuDNN's flash attention for packed documents: no mask, no bias, only their offsets.
 
-cuDNN takes packed documents as many short sequences. It lays their log-sum-exps one after the
-other, each with room for a whole sequence; here they are moved to their positions, and back.
+cuDNN takes packed documents as many short sequences, of a number that is compiled in. It lays their
+log-sum-exps one after the other, each with room for a whole sequence; here they are moved to their
+positions, and back. In the backward pass it makes room for whole sequences of gradients too, so
+that heads and rows are computed in groups.
 """
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -10,33 +14,58 @@ import jax.numpy as jnp
 from geojax.models.attention.cudnn.primitives import (
     PADDING_CAUSAL,
     Sequences,
+    backward_workspace_bytes,
     flash_backward,
     flash_forward,
 )
 from geojax.models.attention.operands import ScoreRule
 
-MOST_SEGMENTS = 32
-"""Segments of one sequence that cuDNN is compiled for: it writes as many floats per head and
-position. A batch in which some sequence has more is computed by the tiled kernel."""
+CAPACITIES = (8, 32)
+"""Numbers of segments of one sequence that cuDNN is compiled for, of which the least that holds a
+batch's is run: time and memory grow with it. A batch in which some sequence has more is computed by
+the tiled kernel."""
+
+MOST_WORKSPACE_BYTES = 5 * 2**28
+"""Workspace of one backward call above which heads and rows are divided into groups. Gradients of
+1 GiB and their sums fit."""
 
 # JAX 0.10 takes the query's heads for the key's when it turns positions into offsets.
 _NEEDS_ALL_HEADS = jax.__version_info__ < (0, 11)
 
 
-def few_segments(segment_ids: jax.Array) -> jax.Array:
-    """Return True, bool [], if no sequence of `segment_ids` [B, S] exceeds `MOST_SEGMENTS`."""
-    return jnp.all(jnp.sum(_begins(segment_ids), axis=1) <= MOST_SEGMENTS)
+def most_segments(segment_ids: jax.Array) -> jax.Array:
+    """Return the largest number of segments in a sequence of `segment_ids` [B, S], int32 []."""
+    return jnp.max(jnp.sum(_begins(segment_ids), axis=1, dtype=jnp.int32))
+
+
+def workspace_bytes(query_shape: tuple[int, ...], value_shape: tuple[int, ...]) -> int:
+    """Return the most bytes that a backward needs beside operands and results.
+
+    Query [B, S, N, D], value [B, S, K, W], of whatever number of segments.
+    """
+    found = []
+    for capacity in (1, *CAPACITIES):
+        needed = backward_workspace_bytes(query_shape, value_shape, capacity)
+        groups = (1, 1) if capacity == 1 else _groups(needed, query_shape[0], value_shape[2])
+        found.append(needed // math.prod(groups))
+    return max(found)
 
 
 def packed_forward(
-    query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array, rule: ScoreRule
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    segment_ids: jax.Array,
+    rule: ScoreRule,
+    capacity: int,
 ) -> tuple[jax.Array, jax.Array]:
     """Compute causal attention inside each run of equal `segment_ids` [B, S].
 
-    Query [B, S, N, D]; key, value [B, S, K, D]. Returns the output and the log-sum-exp, [B, S, N].
+    Query [B, S, N, D]; key, value [B, S, K, D]; at most `capacity` runs in each sequence. Returns
+    the output and the log-sum-exp, [B, S, N].
     """
     key, value = (_repeated(x, query) for x in (key, value))
-    sequences = _sequences(segment_ids)
+    sequences = _sequences(segment_ids, capacity)
     output, statistics = flash_forward(query, key, value, sequences, PADDING_CAUSAL, rule)
     sequence, offset = _runs_and_offsets(segment_ids)
     return output, statistics[sequence, :, offset]
@@ -51,20 +80,68 @@ def packed_backward(
     output: jax.Array,
     log_sum_exp: jax.Array,
     gradient: jax.Array,
+    capacity: int,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Compute the gradients of query, key and value, for arguments as in `packed_forward`.
 
     The output and the log-sum-exp may be those over more keys than these.
     """
+    needed = backward_workspace_bytes(query.shape, value.shape, capacity)
+    row_groups, head_groups = _groups(needed, query.shape[0], key.shape[2])
+
+    def cut(x: jax.Array) -> list[jax.Array]:
+        """Cut an operand with heads into groups of heads, and those into groups of rows."""
+        of_heads = jnp.split(x, head_groups, axis=2)
+        return [part for each in of_heads for part in jnp.split(each, row_groups)]
+
+    segments = jnp.split(segment_ids, row_groups) * head_groups
+    operands = map(cut, (query, key, value, output, log_sum_exp, gradient))
+    parts = [_backward(rule, capacity, *group) for group in zip(segments, *operands, strict=True)]
+
+    def whole(parts: tuple[jax.Array, ...]) -> jax.Array:
+        of_heads = [parts[n : n + row_groups] for n in range(0, len(parts), row_groups)]
+        return jnp.concatenate([jnp.concatenate(each) for each in of_heads], axis=2)
+
+    d_query, d_key, d_value = map(whole, zip(*parts, strict=True))
+    return d_query, d_key, d_value
+
+
+def _groups(needed_bytes: int, rows: int, key_heads: int) -> tuple[int, int]:
+    """Return the fewest groups of rows, and of heads, whose workspaces are small enough.
+
+    Rows come first, since a group of them lies in one piece; of heads there are at most as many
+    groups as key heads.
+    """
+    groups = needed_bytes / MOST_WORKSPACE_BYTES
+    of_rows = _divisor(rows, groups)
+    return of_rows, _divisor(key_heads, groups / of_rows)
+
+
+def _divisor(number: int, least: float) -> int:
+    """Return the smallest divisor of `number` that is at least `least`; without one `number`."""
+    return next((n for n in range(1, number) if number % n == 0 and n >= least), number)
+
+
+def _backward(
+    rule: ScoreRule,
+    capacity: int,
+    segment_ids: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    output: jax.Array,
+    log_sum_exp: jax.Array,
+    gradient: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     rows, length, heads = log_sum_exp.shape
     sequence, offset = _runs_and_offsets(segment_ids)
-    statistics = jnp.zeros((rows * MOST_SEGMENTS, heads, length), log_sum_exp.dtype)
+    statistics = jnp.zeros((rows * capacity, heads, length), log_sum_exp.dtype)
     statistics = statistics.at[sequence, :, offset].set(log_sum_exp, unique_indices=True)
     d_query, d_key, d_value = flash_backward(
         query,
         _repeated(key, query),
         _repeated(value, query),
-        _sequences(segment_ids),
+        _sequences(segment_ids, capacity),
         PADDING_CAUSAL,
         rule,
         output,
@@ -97,8 +174,8 @@ def segment_layout(segment_ids: jax.Array, most: int) -> tuple[jax.Array, jax.Ar
     return starts.astype(jnp.int32), lengths.astype(jnp.int32)
 
 
-def _sequences(segment_ids: jax.Array) -> Sequences:
-    starts, lengths = segment_layout(segment_ids, MOST_SEGMENTS)
+def _sequences(segment_ids: jax.Array, capacity: int) -> Sequences:
+    starts, lengths = segment_layout(segment_ids, capacity)
     return Sequences(lengths, lengths, starts, starts)
 
 

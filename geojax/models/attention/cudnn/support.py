@@ -1,7 +1,7 @@
 """Limits of cuDNN's flash attention.
 
-Nothing here needs a GPU to be traced, so a machine that has none can compile for one; it needs the
-CUDA libraries of `jax[cuda13]`.
+Nothing here needs a GPU to be traced, so a machine that has none can plan for one; to compile for
+one it needs the CUDA libraries of `jax[cuda13]`.
 """
 
 import jax.numpy as jnp
@@ -12,19 +12,30 @@ from geojax.runtime.platform import compute_capability
 # The version that jax's own test of the packed layout asks for.
 _LEAST_VERSION_FOR_PACKING = 90600
 _LEAST_VERSION_FOR_OTHER_VALUES = 91000
+_NEWEST_VERSION = 92800
+"""Taken for that of another machine, where this one has no libraries."""
 _LARGEST_HEAD = 128
 _LARGEST_HEAD_ON_HOPPER = 256
 
 
 def unsupported_reason(
-    dtype: jnp.dtype, head_dim: int, value_dim: int, *, packed: bool, softcap: bool
+    dtype: jnp.dtype,
+    head_dim: int,
+    value_dim: int,
+    *,
+    packed: bool,
+    softcap: bool,
+    elsewhere: bool,
 ) -> str | None:
     """Say why cuDNN cannot compute attention for such inputs; None: it can.
 
-    The checks of compute capability concern a GPU of this process; a program that is compiled for
-    another machine is taken to be for a Hopper GPU or later.
+    The checks of compute capability concern a GPU of this process. A program for another machine
+    (`elsewhere`) is taken to be for a Hopper GPU or later, with today's libraries if this machine
+    has none.
     """
     version = libraries_version()
+    if version is None and elsewhere:
+        version = _NEWEST_VERSION
     if version is None:
         return "the cuDNN libraries are not installed (pip install 'geojax-trainer[gpu]')"
     if dtype not in (jnp.bfloat16, jnp.float16):
