@@ -1,7 +1,10 @@
 """geojax's side: the step that `geojax train` compiles, on a mesh of one device."""
 
 import contextlib
+import tempfile
 import time
+from collections import Counter
+from pathlib import Path
 from typing import Any, get_args
 
 import jax
@@ -38,6 +41,17 @@ from geojax.topology import Site, Topology
 
 FOREVER = 1_000_000
 """Steps of the schedule: its end is far away."""
+
+PROFILED_STEPS = 3
+KERNELS = {
+    "products": ("nvjet", "gemm", "cutlass"),
+    "attention": ("sdpa", "cudnn"),
+    "casts to FP8": ("transformer_engine",),
+    "fills and copies": ("memcpy", "memset", "broadcast"),
+    "slices of stacked layers": ("dynamic_slice", "dynamic_update_slice"),
+    "optimizer": ("select_fusion",),
+}
+"""Kinds of kernels by parts of their names, the first that fits."""
 
 FP8_PRODUCT = "__cublas$lt$matmul$f8"
 """What XLA calls cuBLASLt's product of FP8 numbers."""
@@ -120,6 +134,10 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
         return metrics["loss"]
 
     measured = time_blocks(work, step, lambda losses: [float(x) for x in jax.device_get(losses)])
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready([step(number) for number in range(PROFILED_STEPS)])
+        kernel_seconds = seconds_by_kind(Path(folder))
     memory = jax.devices()[0].memory_stats() or {}
     return measured | {
         "peak_bytes": memory.get("peak_bytes_in_use") or peak_resident_bytes(),
@@ -127,10 +145,31 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
         "estimated_bytes": step_memory(model, plan, layouts, shapes).bytes,
         "predicted_seconds": predicted_seconds(model, layout, settings),
         "compile_seconds": compile_seconds,
+        "kernel_seconds": kernel_seconds,
         "parameters": parameter_count(model),
         "versions": {"jax": jax.__version__},
         "flags": flags_in_force(),
     }
+
+
+def seconds_by_kind(folder: Path) -> dict[str, float]:
+    """Return the time of a GPU's kernels in a step by kind, of the profile in `folder`."""
+    seconds: Counter[str] = Counter()
+    for path in folder.rglob("*.xplane.pb"):
+        for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+            streams = (line for line in plane.lines if line.name.startswith("Stream"))
+            for stream in streams if "GPU" in plane.name else ():
+                for event in stream.events:
+                    seconds[kind_of(event.name)] += event.duration_ns / 1e9 / PROFILED_STEPS
+    return dict(seconds.most_common())
+
+
+def kind_of(kernel: str) -> str:
+    """Return the kind of a kernel by its name, which XLA, cuBLAS or cuDNN gave it."""
+    for kind, parts in KERNELS.items():
+        if any(part in kernel.lower() for part in parts):
+            return kind
+    return "other fusions"
 
 
 def predicted_seconds(

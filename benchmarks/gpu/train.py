@@ -136,6 +136,10 @@ def show(name: str, work: dict[str, Any], results: dict[str, dict[str, Any]]) ->
         padded = [cells[0].ljust(max(len(other[0]) for other in rows))]
         padded += [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=False)]
         print("  ".join(padded))
+    for side, made in results.items():
+        if kinds := made.get("kernel_seconds"):
+            times = ", ".join(f"{kind} {1e3 * taken:.1f}" for kind, taken in kinds.items())
+            print(f"{side}, ms of a step: {times}")
     for line in verdicts(name, results, work["block"]):
         print(line)
 
