@@ -11,6 +11,7 @@ from spread_rows import ROW_SPEC, SPEC, output_and_gradients
 from support.h100 import h100_devices, needs_cuda
 
 from geojax.mesh import make_mesh
+from geojax.models.attention.cudnn.packed import CAPACITIES
 from geojax.models.parallel.parallelism import Parallelism
 
 
@@ -57,9 +58,13 @@ def kernels_and_transfers(hlo):
 
 @needs_cuda
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize(("method", "kernels"), [("ring", 8), ("all_gather", 8), ("ulysses", 2)])
-def test_the_fused_kernel_is_kept(method, kernels, packed):
+@pytest.mark.parametrize(
+    ("method", "kernels", "causal"), [("ring", 8, 2), ("all_gather", 8, 4), ("ulysses", 2, 2)]
+)
+def test_the_fused_kernel_is_kept(method, kernels, causal, packed):
     hlo = compiled(method, packed)
+    if packed:  # one for each number of segments, besides that for one
+        kernels += len(CAPACITIES) * causal
     assert hlo.count('custom_call_target="__cudnn$fmha') == kernels
     if method != "ring":
         return

@@ -120,7 +120,7 @@ def test_it_names_what_leaves_no_layout_and_what_would():
     line = why_none(large)
     assert "the least that one needs on a device is" in line
     assert "most of it optimizer moments" in line
-    assert line.endswith("h100-nvl or 2 hosts in each site would work")
+    assert line.endswith("tpu-v5p or 2 hosts in each site would work")
     site = large.topology.sites[0].model_copy(update={"hosts": 2})
     doubled = tuple(site.model_copy(update={"name": name}) for name in ("east", "west"))
     more = large.topology.model_copy(update={"sites": doubled})
