@@ -13,6 +13,9 @@ a stage, as NVIDIA ran it. Predicted by `geojax.planner.buckets`, a step by its 
     of bytes    max(0, bytes / bandwidth - window): the overlapped bound of the first part alone, as
                 if all others were whole with it, at no latency
 
+A second table has longer round trips: a message for each chunk, and as many chunks in a message as
+the planner chooses.
+
 A goal that is missed is named, and the exit code is 1: bf16 exposes less than 4% of a step at
 3.2 Tbit/s, and whatever the bandwidth and the format at most a tenth more than the causal bound.
 """
@@ -31,7 +34,7 @@ from rich.table import Table
 from geojax.collectives.wire_format import wire_format
 from geojax.config.run_config import RunConfig
 from geojax.planner.abstract_mesh import abstract_mesh
-from geojax.planner.buckets import ComputeTimes, LinkShare, choose_buckets
+from geojax.planner.buckets import ComputeTimes, LinkShare, choose_buckets, predict_exposure
 from geojax.planner.resolve.choices import resolved_plan
 from geojax.planner.resolve.run_prediction import compute_times_of_run
 from geojax.planner.traffic.gradients import EarlyMessage, GradientMessages
@@ -43,6 +46,7 @@ FORMATS = {"fp32": "none", "bf16": "bf16", "int8": "int8"}
 H100_PEAK = 989e12
 GOAL = "bf16", 3.2
 """The format and the Tbit/s of which the exposed share is limited."""
+ROUND_TRIPS = 0.021, 0.07, 0.15
 SHARE_LIMIT, CAUSAL_FACTOR = 0.04, 1.1
 
 
@@ -59,6 +63,8 @@ class Exposed(NamedTuple):
 
     seconds: float
     bounds: Bounds
+    chunks: int
+    """Chunks of a stage that leave together."""
 
 
 def causal_bound(parts: Sequence[EarlyMessage], link: LinkShare, tick_seconds: float) -> float:
@@ -110,11 +116,35 @@ def bounds(messages: GradientMessages, link: LinkShare, tick_seconds: float) -> 
     return Bounds(causal, max(late) + link.seconds(0), max(0.0, late[-1]))
 
 
-def exposed(config: RunConfig, plan: StepPlan, times: ComputeTimes, link: LinkShare) -> Exposed:
-    choice = choose_buckets(config.model, plan, link, times, 80 * 10**9, ["bucket_bytes"])
+def exposed(
+    config: RunConfig,
+    plan: StepPlan,
+    times: ComputeTimes,
+    link: LinkShare,
+    auto: Sequence[str] = ("bucket_bytes", "bucket_layers"),
+) -> Exposed:
+    choice = choose_buckets(config.model, plan, link, times, 80 * 10**9, auto)
+    smallest = dataclasses.replace(choice.plan, bucket_layers=1)
+    parts = predict_exposure(config.model, smallest, link, times).messages
     assert plan.staged_layers is not None
-    tick_seconds = plan.staged_layers.max_layers_per_chunk * times.layer_backward
-    return Exposed(choice.exposure.seconds, bounds(choice.exposure.messages, link, tick_seconds))
+    layers = plan.staged_layers.max_layers_per_chunk
+    limits = bounds(parts, link, layers * times.layer_backward)
+    return Exposed(choice.exposure.seconds, limits, choice.plan.bucket_layers // layers)
+
+
+def by_round_trip(config: RunConfig, plan: StepPlan, times: ComputeTimes) -> Table:
+    """Return what chunks expose that leave alone or together, for the goal's format and link."""
+    table = Table("round trip", "a chunk a message", "chosen", "chunks a message", "causal")
+    name, terabits = GOAL
+    plan = dataclasses.replace(plan, wire_format=wire_format(FORMATS[name]))
+    for seconds in ROUND_TRIPS:
+        link = LinkShare("a-b", seconds, terabits * 1e12 / 8, plan.mesh.size // 2)
+        chosen = exposed(config, plan, times, link)
+        alone = exposed(config, plan, times, link, auto=["bucket_bytes"])
+        figures = (alone.seconds, chosen.seconds, chosen.bounds.causal)
+        before, after, causal = (f"{figure:.2f}" for figure in figures)
+        table.add_row(f"{seconds * 1e3:g} ms", before, after, str(chosen.chunks), causal)
+    return table
 
 
 def main() -> int:
@@ -141,6 +171,8 @@ def main() -> int:
     console = Console(width=120)
     console.print("exposed seconds, share of a step; bounds: causal, overlapped, of bytes", table)
     console.print(f"a step takes {times.compute_seconds:.1f} s")
+    console.print("exposed seconds of {} at {} Tbit/s".format(*GOAL))
+    console.print(by_round_trip(config, plan, times))
     for each in missed:
         console.print(f"missed: {each}")
     return 1 if missed else 0
