@@ -71,7 +71,7 @@ def causal_bound(parts: Sequence[EarlyMessage], link: LinkShare, tick_seconds: f
     """Return the least time after the last backward in which all parts can have crossed.
 
     Messages leave one after the other, and each takes a round trip. Any message may carry any whole
-    parts, or pieces of them, and may wait. Some best plan sends neighbouring parts together, each
+    parts, or pieces of them, and may wait. Some best plan sends neighboring parts together, each
     message as soon as its last part is whole and the link is free:
 
     - A message that waits loses nothing by taking all that is whole by then: it saves its followers

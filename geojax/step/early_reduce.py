@@ -16,7 +16,7 @@ flight that share more than one device, and two sums over the sites share two. F
 part holds only leaves that can share a message, those with the most numbers; the others, norms for
 example, are left to the rest.
 
-With `bucket_layers` of several chunks, so many neighbouring chunks are one part, counted from the
+With `bucket_layers` of several chunks, so many neighboring chunks are one part, counted from the
 stage's first chunk. The first ones are then in the rest together. Fewer messages take fewer round
 trips, and leave later.
 """

@@ -55,7 +55,7 @@ def test_no_serial_messages_end_before_the_causal_bound(exposure):
             complete += end is not None
             assert end is None or end >= bound - 1e-9, "no plan beats the bound"
 
-        # Some plan that sends neighbours together, as soon as they are whole, reaches it.
+        # Some plan that sends neighbors together, as soon as they are whole, reaches it.
         ends = []
         for cuts in itertools.product([False, True], repeat=3):
             last = [i for i, cut in enumerate([*cuts, True]) if cut]
