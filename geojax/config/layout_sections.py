@@ -123,11 +123,12 @@ class CommunicationSettings(Settings):
     overlap_grad_reduce: bool | Literal["auto"] = "auto"
     """Reduce the gradients of a bucket of layers during the backward pass of the layers before.
     Each bucket is then one message, whatever `bucket_bytes`. With pipeline stages inside the sites,
-    a bucket is the head or a chunk, and leaves after its last backward; more `virtual_stages` hide
-    more. false: reduce all gradients after the backward pass. "auto": true where the topology
-    predicts less exposed time on the link; false without a topology."""
+    a bucket is the head, or chunks with `bucket_layers`, and leaves after its last backward; more
+    `virtual_stages` hide more. false: reduce all gradients after the backward pass. "auto": true
+    where the topology predicts less exposed time on the link; false without a topology."""
 
     bucket_layers: Annotated[Annotated[Count, NUMBER] | AUTO, UNLESS_AUTO] = "auto"
     """With `overlap_grad_reduce`: layers of a bucket. Their backward pass should last longer than a
     message takes between sites. "auto": as many layers as this time and a tenth of the memory
-    allow, by the topology; 1 without one."""
+    allow, by the topology; 1 without one. With pipeline stages inside the sites: layers of a stage,
+    in whole chunks and at least one. "auto": those that expose least."""

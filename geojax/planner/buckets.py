@@ -7,6 +7,8 @@ and a round trip of H seconds, a message of 10 B H bytes spends a tenth of its t
     after the backward pass    messages of 10 B H or more: nothing hides them
     under the backward pass    a message of k layers travels while the next k layers compute; of all
                                k that expose least, but for 1% of a step, the largest
+    in a pipeline              a message of k chunks of a stage travels while the next k go
+                               backwards, and the first k follow the end: the k that exposes least
 
 A bucket before the scatter is its share on the link times the ranks that scatter it: memory is the
 upper limit of both.
@@ -168,8 +170,11 @@ def choose_buckets(
                 chosen = dataclasses.replace(chosen, bucket_bytes=limit)
             counts = [plan.bucket_layers]
             if "bucket_layers" in auto:
-                by_layers = overlap and plan.staged_layers is None
-                counts = _bucket_layers(layouts, chosen, room) if by_layers else [1]
+                counts = [1]
+                if overlap and plan.staged_layers is None:
+                    counts = _bucket_layers(layouts, chosen, room)
+                elif overlap and times is not None:
+                    counts = _layers_of_chunks(model, layouts, chosen, room)
             for count in counts:
                 yield dataclasses.replace(chosen, bucket_layers=count)
 
@@ -177,10 +182,17 @@ def choose_buckets(
         BucketChoice(each, _exposure(gradient_messages(model, layouts, each), each, link, times))
         for each in candidates()
     ]
+    if plan.staged_layers is not None:  # of chunks together the least, even by little
+        by_overlap = itertools.groupby(choices, lambda choice: choice.plan.overlap_grad_reduce)
+        choices = [min(group, key=_seconds_and_count) for _, group in by_overlap]
     least = min(choice.exposure.seconds for choice in choices)
     most = least + (_SLACK * times.compute_seconds if times else 0.0)
     good = [choice for choice in choices if choice.exposure.seconds <= most]
     return min(good, key=lambda choice: (choice.exposure.messages.count, choice.exposure.seconds))
+
+
+def _seconds_and_count(choice: BucketChoice) -> tuple[float, int]:
+    return choice.exposure.seconds, choice.exposure.messages.count
 
 
 def predict_exposure(
@@ -257,6 +269,26 @@ def _bucket_layers(layouts: Any, plan: StepPlan, room: int) -> list[int]:
     return [count for count in dividing if count == 1 or count * held <= room]
 
 
+def _layers_of_chunks(model: ModelConfig, layouts: Any, plan: StepPlan, room: int) -> list[int]:
+    """Return the numbers of layers whose chunks may leave a stage together.
+
+    The largest early message, before its scatter in the site, fits into `room`.
+    """
+    assert plan.staged_layers is not None, "a pipeline must have stages"
+    chunks, layers = plan.staged_layers.placement.chunks_per_stage, model.num_stacked_layers
+    of_chunk = plan.staged_layers.max_layers_per_chunk
+    shapes = [
+        leaf.of_layers(of_chunk).model_shard_shape for leaf in jax.tree.leaves(layouts["layers"])
+    ]
+    held = sum(map(math.prod, shapes)) * plan.policy.reduce_dtype.itemsize
+    return [
+        together * of_chunk
+        for together in range(1, chunks + 1)
+        if together == 1
+        or (layers % (together * of_chunk) == 0 and min(together, chunks - together) * held <= room)
+    ]
+
+
 def exposure_lines(
     exposure: Exposure,
     plan: StepPlan,
@@ -287,7 +319,7 @@ def exposure_lines(
     )
     delays = messages.longest / link.bandwidth_delay_bytes
     reason = ""
-    if auto and plan.overlap_grad_reduce and times is not None:
+    if auto and plan.overlap_grad_reduce and plan.staged_layers is None and times is not None:
         window = plan.bucket_layers * times.layer_backward
         reason = f", as few as a window of {window * 1e3:.3g} ms for each and the memory allow"
     elif "bucket_bytes" in auto and delays < BANDWIDTH_DELAYS:

@@ -75,7 +75,8 @@ class StepPlan:
 
     bucket_layers: int = 1
     """With `overlap_grad_reduce`: layers of a bucket, which travels during the backward pass of as
-    many layers. More layers hide a longer round trip. It divides the model's layers."""
+    many layers. More layers hide a longer round trip. It divides the model's layers. In a pipeline
+    it counts layers of a stage, in whole chunks and at least one."""
 
     islands: int = 1
     """Sites with a runtime each that train together, the mesh being one of them; 1: the mesh holds

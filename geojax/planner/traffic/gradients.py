@@ -17,7 +17,6 @@ from geojax.hlo.conventions import reduce_scatter_bytes
 from geojax.mesh import AXES
 from geojax.models import ModelConfig
 from geojax.optim.leaf_groups import shard_axes, shard_dim
-from geojax.pipeline.schedule import TickTable
 from geojax.planner.traffic.by_axes import Axes, BytesByAxes, add, long_axes, no_bytes, ranks_of
 from geojax.planner.traffic.collectives import PhaseBytes, predicted_all_reduce
 from geojax.sharding import LeafLayout
@@ -106,7 +105,7 @@ def gradient_messages(model: ModelConfig, layouts: Any, plan: StepPlan) -> Gradi
         leaves, scattered = jax.tree.leaves(layouts), plan.layout.zero.stage >= 2
         return GradientMessages((), 0, _messages(leaves, plan, scattered=scattered))
     if plan.tick_program is not None:
-        return _early_messages(layouts, plan, plan.tick_program.ticks)
+        return _early_messages(layouts, plan, plan.tick_program.ticks.ticks)
     bucket, rest = _overlapped(layouts, plan)
     return GradientMessages(
         _messages(bucket, plan.one_message, scattered=True),
@@ -115,9 +114,9 @@ def gradient_messages(model: ModelConfig, layouts: Any, plan: StepPlan) -> Gradi
     )
 
 
-def _early_messages(layouts: Any, plan: StepPlan, table: TickTable) -> GradientMessages:
-    ready = early_parts(layouts, table)
-    ends = [*ready.values(), table.ticks - 1][1:]  # none where no part is early
+def _early_messages(layouts: Any, plan: StepPlan, ticks: int) -> GradientMessages:
+    ready = early_parts(layouts, plan)
+    ends = [*ready.values(), ticks - 1][1:]  # none where no part is early
     *parts, (rest, leaves) = _pipeline_parts(layouts, plan)
     early = tuple(
         EarlyMessage(sum(_messages(of_part, part, scattered=False)), end - tick)

@@ -12,6 +12,7 @@ from geojax.accelerators import accelerator_named
 from geojax.collectives import BFLOAT16, INT8
 from geojax.mesh import AXES
 from geojax.models import ModelConfig, model_flops
+from geojax.models.parameters import parameter_shapes
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.registry import schedule_entry
@@ -78,6 +79,22 @@ def nemotron_340b():
         staged_layers=StagedLayers(placement, (8,) * 12),
         tick_program=TickProgram.of(
             tick_table("1f1b", placement, 72, (1,) * 11), branch_free=False
+        ),
+    )
+    model = ModelConfig.load("nemotron4-340b")
+    return model, plan, times_of(model, plan, 2304, 4096)
+
+
+def nemotron_340b_interleaved():
+    """The same with eight chunks of a layer a stage, which leave early."""
+    placement = schedule_entry("interleaved").placement([12], 8)
+    _, plan, _ = nemotron_340b()
+    plan = dataclasses.replace(
+        plan,
+        wire_format=BFLOAT16,
+        staged_layers=StagedLayers(placement, (1,) * 96),
+        tick_program=TickProgram.of(
+            tick_table("interleaved", placement, 72, (1,) * 95), branch_free=False
         ),
     )
     model = ModelConfig.load("nemotron4-340b")
@@ -158,6 +175,39 @@ def test_more_layers_travel_together_where_the_backward_is_short():
         layers.append(chosen.plan.bucket_layers if chosen.plan.overlap_grad_reduce else 80)
     assert layers == sorted(layers, reverse=True)
     assert layers[0] > layers[-1]
+
+
+def test_more_chunks_leave_together_where_the_round_trip_is_long():
+    model, plan, times = nemotron_340b_interleaved()
+    chosen_layers = []
+    for milliseconds in (1, 21, 70, 150):
+        link = dataclasses.replace(LINK, round_trip_seconds=milliseconds / 1e3)
+        chosen = choose_buckets(model, plan, link, times, H100.memory_bytes)
+        assert chosen.plan.overlap_grad_reduce
+        chosen_layers.append(chosen.plan.bucket_layers)
+        one = dataclasses.replace(chosen.plan, bucket_layers=1)
+        alone = predict_exposure(model, one, link, times)
+        assert chosen.exposure.seconds <= alone.seconds
+        assert chosen.exposure.messages.bytes == pytest.approx(alone.messages.bytes)
+    assert chosen_layers == [1, 1, 2, 3]
+    assert chosen.exposure.seconds < 0.7 * alone.seconds
+
+    given = dataclasses.replace(plan, overlap_grad_reduce=True, bucket_layers=1)
+    kept = choose_buckets(model, given, link, times, H100.memory_bytes, ("bucket_bytes",))
+    assert kept.plan.bucket_layers == 1
+    unknown = choose_buckets(model, given, link, None, H100.memory_bytes, ("bucket_layers",))
+    assert unknown.plan.bucket_layers == 1, "the backward's time is not known"
+
+
+def test_an_early_message_of_several_chunks_fits_into_a_share_of_the_memory():
+    model, plan, times = nemotron_340b_interleaved()
+    link = dataclasses.replace(LINK, round_trip_seconds=0.15)
+    numbers = sum(leaf.size for leaf in jax.tree.leaves(parameter_shapes(model)["layers"]))
+    of_chunk = 4 * numbers / 96 / 8
+    for memory in (1.5 * of_chunk, 2.5 * of_chunk, 3.5 * of_chunk):
+        chosen = choose_buckets(model, plan, link, times, int(memory / MEMORY_SHARE)).plan
+        early = min(chosen.bucket_layers, 8 - chosen.bucket_layers)
+        assert 1 <= early <= memory / of_chunk
 
 
 def test_what_is_given_stays():
