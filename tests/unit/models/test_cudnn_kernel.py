@@ -43,14 +43,14 @@ def emulated(monkeypatch):
 def test_segment_layout_finds_the_runs():
     segment_ids = jnp.asarray([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1], [1, 2, 3, 4, 0, 0]])
     starts, lengths = segment_layout(segment_ids, 5)
-    assert starts.tolist() == [[0, 2, 5, -1, -1, -1], [0, -1, -1, -1, -1, -1], [0, 1, 2, 3, 4, -1]]
+    assert starts.tolist() == [[0, 2, 5, -1, -1], [0, -1, -1, -1, -1], [0, 1, 2, 3, 4]]
     assert lengths.tolist() == [[2, 3, 1, -1, -1], [6, -1, -1, -1, -1], [1, 1, 1, 1, 2]]
     assert starts.dtype == lengths.dtype == jnp.int32
 
 
 def test_segment_layout_with_every_place_taken():
     starts, lengths = segment_layout(jnp.asarray([[1, 1, 2]]), 2)
-    assert starts.tolist() == [[0, 2, -1]]
+    assert starts.tolist() == [[0, 2]]
     assert lengths.tolist() == [[2, 1]]
 
 

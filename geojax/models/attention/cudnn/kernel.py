@@ -22,7 +22,7 @@ from geojax.models.attention.blocked.tiled import TILED
 from geojax.models.attention.blocked.tiles import MASKED
 from geojax.models.attention.cudnn.packed import (
     CAPACITIES,
-    most_segments,
+    Segments,
     packed_backward,
     packed_forward,
 )
@@ -96,7 +96,9 @@ def _forward(block: Block, rule: ScoreRule) -> Partial:
     return _by_segments(
         segment_ids,
         whole,
-        lambda capacity: _partial(*packed_forward(query, key, value, segment_ids, rule, capacity)),
+        lambda segments, capacity: _partial(
+            *packed_forward(query, key, value, segments, rule, capacity)
+        ),
         lambda: TILED.forward(block, rule),
     )
 
@@ -123,8 +125,8 @@ def _backward(
     return _by_segments(
         segment_ids,
         whole,
-        lambda capacity: _gradients(
-            packed_backward(query, key, value, segment_ids, rule, output, sums, gradient, capacity)
+        lambda segments, capacity: _gradients(
+            packed_backward(query, key, value, segments, rule, output, sums, gradient, capacity)
         ),
         lambda: TILED.backward(block, rule, output, log_sum_exp, gradient),
     )
@@ -133,16 +135,20 @@ def _backward(
 def _by_segments(
     segment_ids: jax.Array,
     whole: Callable[[], Result],
-    packed: Callable[[int], Result],
+    packed: Callable[[Segments, int], Result],
     tiled: Callable[[], Result],
 ) -> Result:
-    """Call what suits the most segments in a sequence: `whole` for one, `tiled` for too many."""
+    """Call what suits the most segments in a sequence: `whole` for one, `tiled` for too many.
+
+    The segments are found outside of the branches, so that XLA can find them once for all layers.
+    """
+    segments = Segments.of(segment_ids)
 
     def within(capacity: int) -> Callable[[], Result]:
-        return lambda: packed(capacity)
+        return lambda: packed(segments, capacity)
 
     branches = [whole, *map(within, CAPACITIES), tiled]
-    larger = most_segments(segment_ids) > jnp.asarray((1, *CAPACITIES))
+    larger = segments.most > jnp.asarray((1, *CAPACITIES))
     result: Result = lax.switch(jnp.sum(larger, dtype=jnp.int32), branches)
     return result
 

@@ -7,6 +7,7 @@ that heads and rows are computed in groups.
 """
 
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +34,49 @@ MOST_WORKSPACE_BYTES = 5 * 2**28
 _NEEDS_ALL_HEADS = jax.__version_info__ < (0, 11)
 
 
-def most_segments(segment_ids: jax.Array) -> jax.Array:
-    """Return the largest number of segments in a sequence of `segment_ids` [B, S], int32 []."""
-    return jnp.max(jnp.sum(_begins(segment_ids), axis=1, dtype=jnp.int32))
+class Segments(NamedTuple):
+    """Runs of equal numbers in the sequences of a batch, computed once for all kernels."""
+
+    most: jax.Array
+    """The largest number of runs in a sequence, int32 []."""
+    starts: jax.Array
+    """Their first positions, int32 [B, M], -1 where there are no more; M is the largest capacity.
+    """
+    lengths: jax.Array
+    """Their lengths, likewise."""
+    number: jax.Array
+    """The number of each position's run among those of all sequences, int32 [B, S]."""
+    offset: jax.Array
+    """Each position's offset in its run, int32 [B, S]."""
+
+    @classmethod
+    def of(cls, segment_ids: jax.Array) -> "Segments":
+        """Find the runs of `segment_ids` [B, S]."""
+        begins = _begins(segment_ids)
+        position = jnp.arange(segment_ids.shape[1])
+        start = jax.lax.cummax(jnp.where(begins, position, 0), axis=1)
+        starts, lengths = segment_layout(segment_ids, CAPACITIES[-1])
+        return cls(
+            jnp.max(jnp.sum(begins, axis=1, dtype=jnp.int32)),
+            starts,
+            lengths,
+            jnp.cumsum(begins.ravel()).reshape(begins.shape) - 1,
+            position - start,
+        )
+
+    def rows(self, groups: int) -> list["Segments"]:
+        """Divide the sequences into groups, which number their runs anew."""
+        parts = zip(*(jnp.split(x, groups) for x in self[1:]), strict=True)
+        return [
+            Segments(self.most, starts, lengths, number - number[0, 0], offset)
+            for starts, lengths, number, offset in parts
+        ]
+
+    def sequences(self, capacity: int) -> Sequences:
+        """Return the runs as cuDNN takes them, where no sequence has more than `capacity`."""
+        ends = jnp.pad(self.starts[:, :capacity], ((0, 0), (0, 1)), constant_values=-1)
+        lengths = self.lengths[:, :capacity]
+        return Sequences(lengths, lengths, ends, ends)
 
 
 def workspace_bytes(query_shape: tuple[int, ...], value_shape: tuple[int, ...]) -> int:
@@ -55,27 +96,25 @@ def packed_forward(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    segment_ids: jax.Array,
+    segments: Segments,
     rule: ScoreRule,
     capacity: int,
 ) -> tuple[jax.Array, jax.Array]:
-    """Compute causal attention inside each run of equal `segment_ids` [B, S].
+    """Compute causal attention inside each of at most `capacity` runs of a sequence.
 
-    Query [B, S, N, D]; key, value [B, S, K, D]; at most `capacity` runs in each sequence. Returns
-    the output and the log-sum-exp, [B, S, N].
+    Query [B, S, N, D]; key, value [B, S, K, D]. Returns the output and the log-sum-exp, [B, S, N].
     """
     key, value = (_repeated(x, query) for x in (key, value))
-    sequences = _sequences(segment_ids, capacity)
+    sequences = segments.sequences(capacity)
     output, statistics = flash_forward(query, key, value, sequences, PADDING_CAUSAL, rule)
-    sequence, offset = _runs_and_offsets(segment_ids)
-    return output, statistics[sequence, :, offset]
+    return output, statistics[segments.number, :, segments.offset]
 
 
 def packed_backward(
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
-    segment_ids: jax.Array,
+    segments: Segments,
     rule: ScoreRule,
     output: jax.Array,
     log_sum_exp: jax.Array,
@@ -94,9 +133,9 @@ def packed_backward(
         of_heads = jnp.split(x, head_groups, axis=2)
         return [part for each in of_heads for part in jnp.split(each, row_groups)]
 
-    segments = jnp.split(segment_ids, row_groups) * head_groups
+    of_rows = segments.rows(row_groups) * head_groups
     operands = map(cut, (query, key, value, output, log_sum_exp, gradient))
-    parts = [_backward(rule, capacity, *group) for group in zip(segments, *operands, strict=True)]
+    parts = [_backward(rule, capacity, *group) for group in zip(of_rows, *operands, strict=True)]
 
     def whole(parts: tuple[jax.Array, ...]) -> jax.Array:
         of_heads = [parts[n : n + row_groups] for n in range(0, len(parts), row_groups)]
@@ -125,7 +164,7 @@ def _divisor(number: int, least: float) -> int:
 def _backward(
     rule: ScoreRule,
     capacity: int,
-    segment_ids: jax.Array,
+    segments: Segments,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
@@ -134,14 +173,14 @@ def _backward(
     gradient: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     rows, length, heads = log_sum_exp.shape
-    sequence, offset = _runs_and_offsets(segment_ids)
     statistics = jnp.zeros((rows * capacity, heads, length), log_sum_exp.dtype)
-    statistics = statistics.at[sequence, :, offset].set(log_sum_exp, unique_indices=True)
+    places = segments.number, slice(None), segments.offset
+    statistics = statistics.at[places].set(log_sum_exp, unique_indices=True)
     d_query, d_key, d_value = flash_backward(
         query,
         _repeated(key, query),
         _repeated(value, query),
-        _sequences(segment_ids, capacity),
+        segments.sequences(capacity),
         PADDING_CAUSAL,
         rule,
         output,
@@ -159,33 +198,17 @@ def segment_layout(segment_ids: jax.Array, most: int) -> tuple[jax.Array, jax.Ar
         most: most runs of a sequence.
 
     Returns:
-        starts int32 [B, most + 1] and lengths int32 [B, most], -1 where there are no more runs (the
-        last start is always -1).
+        starts and lengths, int32 [B, most], -1 where there are no more runs.
     """
     length = segment_ids.shape[1]
 
     def of_row(begins: jax.Array) -> tuple[jax.Array, jax.Array]:
         (starts,) = jnp.nonzero(begins, size=most + 1, fill_value=length)
         lengths = jnp.diff(starts)
-        starts = jnp.where(lengths > 0, starts[:-1], -1)
-        return jnp.append(starts, -1), jnp.where(lengths > 0, lengths, -1)
+        return jnp.where(lengths > 0, starts[:-1], -1), jnp.where(lengths > 0, lengths, -1)
 
     starts, lengths = jax.vmap(of_row)(_begins(segment_ids))
     return starts.astype(jnp.int32), lengths.astype(jnp.int32)
-
-
-def _sequences(segment_ids: jax.Array, capacity: int) -> Sequences:
-    starts, lengths = segment_layout(segment_ids, capacity)
-    return Sequences(lengths, lengths, starts, starts)
-
-
-def _runs_and_offsets(segment_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return each position's run, among all sequences', and its offset in it, int32 [B, S]."""
-    begins = _begins(segment_ids)
-    sequence = jnp.cumsum(begins.ravel()).reshape(begins.shape) - 1
-    position = jnp.arange(segment_ids.shape[1])
-    start = jax.lax.cummax(jnp.where(begins, position, 0), axis=1)
-    return sequence, position - start
 
 
 def _begins(segment_ids: jax.Array) -> jax.Array:
