@@ -116,13 +116,13 @@ def test_windows_and_sinks(packed, windowed):
 
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize("most", [1, 2, CAPACITIES[0], CAPACITIES[1], CAPACITIES[1] + 1])
-@pytest.mark.parametrize("most_bytes", [2**30, 2**16, 1])
-def test_rows_of_one_few_and_many_documents(monkeypatch, most, most_bytes):
+@pytest.mark.parametrize(("most_bytes", "key_heads"), [(2**30, 2), (2**16, 2), (1, 2), (1, 1)])
+def test_rows_of_one_few_and_many_documents(monkeypatch, most, most_bytes, key_heads):
     monkeypatch.setattr(packed_rows, "MOST_WORKSPACE_BYTES", most_bytes)
     length = CAPACITIES[1] + 1
     many = jnp.minimum(jnp.arange(length), most - 1)
     segment_ids = jnp.stack([jnp.zeros_like(many), many]).astype(jnp.int32)
-    operands = [*arrays(2, length, heads=4, key_heads=2), segment_ids]
+    operands = [*arrays(2, length, heads=4, key_heads=key_heads), segment_ids]
     expected = output_and_gradients(*operands, implementation="reference")
     assert_equal(output_and_gradients(*operands, implementation="cudnn"), expected, 1e-12)
 
@@ -154,12 +154,18 @@ def test_workspace_is_what_cudnn_asks_for(shape, capacity):
 
 
 def test_groups_are_the_fewest_whose_workspaces_fit():
-    gib = packed_rows.MOST_WORKSPACE_BYTES
-    assert packed_rows._groups(gib, 4, 8) == (1, 1)
-    assert packed_rows._groups(3 * gib, 4, 8) == (4, 1)
-    assert packed_rows._groups(8 * gib, 1, 8) == (1, 8)
-    assert packed_rows._groups(8 * gib, 3, 8) == (3, 4)
-    assert packed_rows._groups(40 * gib, 1, 1) == (1, 1)
+    most = packed_rows.MOST_WORKSPACE_BYTES
+
+    def groups(times, rows, heads, key_heads):
+        return packed_rows._groups(times * most, (rows, 64, heads, 8), key_heads)
+
+    assert groups(1, 4, 16, 8) == (1, 1)
+    assert groups(3, 4, 16, 8) == (4, 1)
+    assert groups(8, 1, 16, 8) == (1, 8)
+    assert groups(8, 3, 16, 8) == (3, 4)
+    assert groups(2, 1, 12, 1) == (1, 2)
+    assert groups(9, 1, 12, 4) == (1, 12)
+    assert groups(40, 1, 2, 1) == (1, 2)
 
 
 def test_the_workspace_of_any_number_of_segments_is_that_of_a_group():

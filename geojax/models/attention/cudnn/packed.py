@@ -87,7 +87,7 @@ def workspace_bytes(query_shape: tuple[int, ...], value_shape: tuple[int, ...]) 
     found = []
     for capacity in (1, *CAPACITIES):
         needed = backward_workspace_bytes(query_shape, value_shape, capacity)
-        groups = (1, 1) if capacity == 1 else _groups(needed, query_shape[0], value_shape[2])
+        groups = (1, 1) if capacity == 1 else _groups(needed, query_shape, value_shape[2])
         found.append(needed // math.prod(groups))
     return max(found)
 
@@ -126,39 +126,55 @@ def packed_backward(
     The output and the log-sum-exp may be those over more keys than these.
     """
     needed = backward_workspace_bytes(query.shape, value.shape, capacity)
-    row_groups, head_groups = _groups(needed, query.shape[0], key.shape[2])
+    key_heads = key.shape[2]
+    row_groups, head_groups = _groups(needed, query.shape, key_heads)
+    shared = max(head_groups // key_heads, 1)  # groups of query heads that read one key head
 
     def cut(x: jax.Array) -> list[jax.Array]:
         """Cut an operand with heads into groups of heads, and those into groups of rows."""
-        of_heads = jnp.split(x, head_groups, axis=2)
+        few = x.shape[2] == key_heads
+        of_heads = jnp.split(x, head_groups // shared if few else head_groups, axis=2)
+        of_heads = [part for part in of_heads for _ in range(shared if few else 1)]
         return [part for each in of_heads for part in jnp.split(each, row_groups)]
 
     of_rows = segments.rows(row_groups) * head_groups
     operands = map(cut, (query, key, value, output, log_sum_exp, gradient))
     parts = [_backward(rule, capacity, *group) for group in zip(of_rows, *operands, strict=True)]
 
-    def whole(parts: tuple[jax.Array, ...]) -> jax.Array:
-        of_heads = [parts[n : n + row_groups] for n in range(0, len(parts), row_groups)]
-        return jnp.concatenate([jnp.concatenate(each) for each in of_heads], axis=2)
+    def whole(parts: tuple[jax.Array, ...], shared: int) -> jax.Array:
+        of_heads = [
+            jnp.concatenate(parts[n : n + row_groups]) for n in range(0, len(parts), row_groups)
+        ]
+        sums = [_sum(of_heads[n : n + shared]) for n in range(0, len(of_heads), shared)]
+        return jnp.concatenate(sums, axis=2)
 
-    d_query, d_key, d_value = map(whole, zip(*parts, strict=True))
-    return d_query, d_key, d_value
+    d_query, d_key, d_value = zip(*parts, strict=True)
+    return whole(d_query, 1), whole(d_key, shared), whole(d_value, shared)
 
 
-def _groups(needed_bytes: int, rows: int, key_heads: int) -> tuple[int, int]:
+def _sum(parts: list[jax.Array]) -> jax.Array:
+    """Sum the gradients of a key head that several groups read, in at least float32."""
+    if len(parts) == 1:
+        return parts[0]
+    wide = jnp.promote_types(parts[0].dtype, jnp.float32)
+    return sum(part.astype(wide) for part in parts[1:]) + parts[0].astype(wide)
+
+
+def _groups(needed_bytes: int, query_shape: tuple[int, ...], key_heads: int) -> tuple[int, int]:
     """Return the fewest groups of rows, and of heads, whose workspaces are small enough.
 
-    Rows come first, since a group of them lies in one piece; of heads there are at most as many
-    groups as key heads.
+    Rows come first, since a group of them lies in one piece. A group of heads has whole key heads,
+    or reads one that others read too.
     """
     groups = needed_bytes / MOST_WORKSPACE_BYTES
-    of_rows = _divisor(rows, groups)
-    return of_rows, _divisor(key_heads, groups / of_rows)
+    rows, _, heads, _ = query_shape
+    of_rows = next(n for n in _divisors(rows) if n >= min(groups, rows))
+    fitting = [n for n in _divisors(heads) if key_heads % n == 0 or n % key_heads == 0]
+    return of_rows, next(n for n in fitting if n >= min(groups / of_rows, heads))
 
 
-def _divisor(number: int, least: float) -> int:
-    """Return the smallest divisor of `number` that is at least `least`; without one `number`."""
-    return next((n for n in range(1, number) if number % n == 0 and n >= least), number)
+def _divisors(number: int) -> list[int]:
+    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def _backward(
