@@ -69,6 +69,11 @@ def pytest_ignore_collect(collection_path, config):
         return True
 
 
+LONG = "tests/equality/test_layouts.py"
+"""The file of the longest tests."""
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items):
     for item in items:
         if item.nodeid in SLOW:
@@ -79,6 +84,27 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.processes)
         if item.nodeid.startswith(TRIED_TWICE):
             item.add_marker(pytest.mark.flaky(reruns=1))
+    result = yield  # where other plugins leave out what is not asked for
+    items[:] = long_ones_first(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    return result
+
+
+def long_ones_first(items, workers):
+    """Let each worker begin with its share of the long tests, so that none is last and alone.
+
+    pytest-xdist gives every worker an equal run of the items, and of that the end to those who are
+    done earlier.
+    """
+    long = [item for item in items if item.nodeid.startswith(LONG)]
+    others = iter([item for item in items if not item.nodeid.startswith(LONG)])
+    ordered, left = [], len(items)
+    for worker in range(workers):
+        share = left // (workers - worker)
+        left -= share
+        mine = long[worker::workers][:share]
+        ordered += mine + [item for _, item in zip(range(share - len(mine)), others, strict=False)]
+    begun = set(ordered)
+    return ordered + [item for item in items if item not in begun]
 
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
