@@ -40,8 +40,8 @@ class Call(NamedTuple):
 class Recorder:
     """A profiler that notes calls between files of geojax inside a step.
 
-    On the host every array counts as a number of the batch. In a trace only the traced numbers do,
-    for a constant, such as the table of a pipeline, is not made of the batch.
+    On the host the batch is in arrays of NumPy and of JAX. In a trace it is in tracers: a constant,
+    such as the table of a pipeline, is not made of the batch.
     """
 
     def __init__(self, package: Path, host: tuple[type, ...], traced: tuple[type, ...]) -> None:
@@ -97,7 +97,10 @@ def arguments_of(frame: FrameType) -> list[Any]:
 
 
 def holds(value: Any, arrays: tuple[type, ...]) -> bool:
-    """Tell if a value is an array, or a collection or object that has one in it."""
+    """Tell if a value is an array, or a collection or object that has one in it.
+
+    NumPy's arrays inside an object are tables of a plan.
+    """
     if isinstance(value, arrays):
         return True
     if isinstance(value, dict):
@@ -105,7 +108,7 @@ def holds(value: Any, arrays: tuple[type, ...]) -> bool:
     if isinstance(value, list | tuple):
         return any(holds(each, arrays) for each in value)
     fields = getattr(value, "__dataclass_fields__", ())
-    return any(holds(getattr(value, name, None), arrays) for name in fields)
+    return any(holds(getattr(value, name, None), arrays[:1]) for name in fields)
 
 
 def record(tree: Path, golden: str) -> Recorder:
