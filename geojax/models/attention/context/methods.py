@@ -4,7 +4,7 @@ import jax
 
 from geojax.collectives.axes import axis_sizes
 from geojax.errors import UserError
-from geojax.models.attention.blocked.blocks import Kernel
+from geojax.models.attention.blocks import Kernel
 from geojax.models.attention.context.all_gather import gathered_attention
 from geojax.models.attention.context.ring import ring_attention
 from geojax.models.attention.context.ulysses import Attention, ulysses_attention
