@@ -20,9 +20,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.collectives import FLOAT32, WireFormat, WireName, codec, wire_format
+from geojax.collectives.axes import vary_over
 from geojax.collectives.exchange import SiteSum
 from geojax.mesh import AXES
-from geojax.models.parallel.varying import vary_over
 from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import TIMEOUT_SECONDS, collect
 from geojax.runtime import Watchdog, WatchdogSettings, barrier

@@ -19,10 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.collectives import after, token_of
+from geojax.collectives.axes import vary_over, varying_axes, zero_after, zeros_of
 from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.chunk.layer_io import LayerWeights, StackedGradients, layer_slice
 from geojax.models.frozen import trained_part
-from geojax.models.parallel.varying import vary_over, varying_axes, zero_after, zeros_of
 from geojax.precision import detach_amax
 from geojax.step.early_reduce import EarlyReduce
 from geojax.step.forward_backward import ForwardBackward, Gradients, StageGradients

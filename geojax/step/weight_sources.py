@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from geojax.collectives.axes import zero_after
 from geojax.models import ModelConfig, Parameters
 from geojax.models.chunk.layer_io import (
     LayerWeights,
@@ -20,7 +21,6 @@ from geojax.models.chunk.layer_io import (
     WeightSource,
     layer_slice,
 )
-from geojax.models.parallel.varying import zero_after
 from geojax.precision import attach_amax, is_quantized_weight
 from geojax.sharding import LeafLayout
 from geojax.step.fp8_all_gather import kernel_amax, quantize_kernels

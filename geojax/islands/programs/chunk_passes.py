@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from geojax.collectives.axes import vary_over, varying_axes, zeros_of
 from geojax.islands.programs.per_rank import pack, unpack
 from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.values import (
@@ -32,7 +33,6 @@ from geojax.models.chunk.layer_io import (
     StackedWeights,
     layer_slice,
 )
-from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
 from geojax.precision import attach_amax, detach_amax
 from geojax.sharding import LeafLayout
 from geojax.step.amax_history import prev_amax

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from geojax.collectives.axes import vary_over, varying_axes
 from geojax.errors import UserError
 from geojax.models.attention.blocked import TILED
 from geojax.models.attention.blocks import Block, Kernel, join_sinks, sinks_gradient
@@ -22,7 +23,6 @@ from geojax.models.attention.operands import Operands, ScoreRule
 from geojax.models.attention.reference import reference_attention
 from geojax.models.attention.select import chosen_implementation
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
-from geojax.models.parallel.varying import vary_over, varying_axes
 
 _KERNELS: dict[str, Kernel] = {"blocked": TILED, "cudnn": CUDNN}
 

@@ -33,9 +33,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from geojax.collectives.axes import vary_over, varying_axes
 from geojax.models.attention.blocks import Block, BlockGradients, Partial, row_delta
 from geojax.models.attention.operands import ScoreRule
-from geojax.models.parallel.varying import vary_over, varying_axes
 
 # Finite, so that a row which a whole tile masks gives exp(0) and not exp(inf - inf); the next tile
 # in which the row sees something weighs that garbage with exp(MASKED - maximum) = 0.

@@ -13,8 +13,8 @@ Shapes: B batch, S sequence, E experts, k experts of a token.
 import jax
 import jax.numpy as jnp
 
+from geojax.collectives.axes import vary_over, varying_axes
 from geojax.models.moe.grouped_matmul import count_each
-from geojax.models.parallel.varying import vary_over, varying_axes
 
 
 def with_excess(gates: jax.Array, bias: jax.Array, experts: jax.Array) -> jax.Array:
