@@ -65,7 +65,7 @@ from geojax.models import (
     parameter_count,
 )
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
-from geojax.optim.parameter_groups import decay_weights
+from geojax.optim.optimizer import decay_weights
 from geojax.precision import policy
 from geojax.runtime import simulate_devices
 from geojax.sharding import leaf_layout

@@ -10,7 +10,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.models import init_parameters
-from geojax.optim.parameter_groups import decay_weights
+from geojax.optim.optimizer import decay_weights
 from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
 from layout_sides.automatic_model import PIECES, AutomaticModel

@@ -20,7 +20,7 @@ from geojax.config.layout_sections import BatchSettings
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
 from geojax.models.attention import attention
-from geojax.models.cross_entropy import cross_entropy_sum
+from geojax.models.head import cross_entropy_sum
 from geojax.optim import (
     OptimizerSettings,
     global_norm,

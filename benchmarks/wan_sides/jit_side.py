@@ -13,7 +13,7 @@ from geojax.hlo import collective_traffic
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig, init_parameters, is_matrix_or_table
 from geojax.models.transformer import loss_sum
-from geojax.optim.parameter_groups import decay_weights
+from geojax.optim.optimizer import decay_weights
 from wan_sides.jax_process import PATIENCE_SECONDS, join
 from wan_sides.serving import own_work, serve, take_steps
 from wan_sides.work import MODEL, OPTIMIZER, ROWS, SEED, batch

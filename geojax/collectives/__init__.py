@@ -1,10 +1,9 @@
 """Collectives over two kinds of axes, inside a site and between sites, usable in any shard_map.
 
-`reduction` holds the sums and their three phases, `gather` the way back from shards, `wire_format`
-the formats in which numbers may cross between sites.
+`reduction` holds the sums and their three phases, `tree_buckets` the way back from shards,
+`wire_format` the formats in which numbers may cross between sites.
 """
 
-from geojax.collectives.gather import all_gather
 from geojax.collectives.order import after, barrier, token_of
 from geojax.collectives.reduction import (
     Reduction,
@@ -13,6 +12,7 @@ from geojax.collectives.reduction import (
     start_all_reduce,
     start_reduce_scatter,
 )
+from geojax.collectives.tree_buckets import all_gather
 from geojax.collectives.wire_format import (
     BFLOAT16,
     FLOAT32,

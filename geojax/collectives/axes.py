@@ -1,15 +1,18 @@
 """Mesh axes inside a shard_map: their names and sizes, and over which of them a value varies.
 
 Under `check_vma=True` JAX types every value with the set of mesh axes that it *varies* over: along
-those the devices may hold different values. A sum over an axis takes the axis out of the set. An
-axis of size 1 can be in the set too, and then the only public way out is a collective over groups
-of one, which XLA for CPUs does not remove. `drop_single` is the cast that costs nothing.
+those the devices may hold different values. A sum over an axis takes the axis out of the set. Scans
+and custom derivatives insist that types match, varying axes included. Outside a shard_map nothing
+varies, and the casts do nothing.
+
+An axis of size 1 can be in the set too, and then the only public way out is a collective over
+groups of one, which XLA for CPUs does not remove. `drop_single` is the cast that costs nothing.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +20,10 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
+from geojax.collectives.order import barrier
 from geojax.errors import UserError
+
+Tree = TypeVar("Tree")
 
 AxisNames: TypeAlias = str | Sequence[str]
 """One mesh axis, or several; their ranks are counted with the last name fastest."""
@@ -107,9 +113,12 @@ def split_by_size(axes: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ..
     return long, single, math.prod(sizes.values())
 
 
-def varying_axes(x: jax.Array) -> frozenset[str]:
-    """Return the mesh axes that `x` varies over: none outside shard_map or if `check_vma=False`."""
-    return frozenset(jax.typeof(x).mat.varying)
+def varying_axes(*trees: object) -> frozenset[str]:
+    """Return every mesh axis that some array in `trees` varies over.
+
+    There is none outside a shard_map, or with `check_vma=False`.
+    """
+    return frozenset().union(*(jax.typeof(leaf).mat.varying for leaf in jax.tree.leaves(trees)))
 
 
 def to_varying(x: jax.Array, axes: Iterable[str]) -> jax.Array:
@@ -117,6 +126,45 @@ def to_varying(x: jax.Array, axes: Iterable[str]) -> jax.Array:
     varying = varying_axes(x)
     missing = tuple(axis for axis in axes if axis not in varying)
     return lax.pcast(x, missing, to="varying") if missing else x
+
+
+def vary_over(tree: Tree, axes: frozenset[str]) -> Tree:
+    """Make every array of `tree` vary over `axes` at least (backward, this sums over them)."""
+    return jax.tree.map(lambda leaf: to_varying(leaf, sorted(axes)), tree)
+
+
+def typed_like(x: jax.Array, typed: Any) -> jax.Array:
+    """Type `x` as varying over whatever `typed` varies over, which is no less."""
+    more = varying_axes(x) - varying_axes(typed)
+    assert not more, f"varies over {sorted(more)} too"
+    return vary_over(x, varying_axes(typed))
+
+
+def zeros_of(tree: Any, *leading: int, dtype: Any = None, zero: jax.Array | float = 0.0) -> Any:
+    """Make zeros in the shapes and varying axes of the arrays (or shapes) of `tree`.
+
+    Args:
+        tree: the arrays.
+        leading: dims that come before theirs.
+        dtype: dtype of the zeros; None: that of each array.
+        zero: that of `zero_after`, which says when they are made.
+    """
+
+    def zeros(leaf: jax.Array) -> jax.Array:
+        array = jnp.full((*leading, *leaf.shape), zero, dtype or leaf.dtype)
+        return vary_over(array, varying_axes(leaf))
+
+    return jax.tree.map(zeros, tree)
+
+
+def zero_after(tree: Tree) -> tuple[Tree, jax.Array]:
+    """Return `tree` and a zero that is known when all of `tree` has been computed.
+
+    A large buffer that a loop fills should be made of such a zero. XLA for GPUs makes a constant
+    buffer when the program begins, and makes one buffer for all equal constants. If anything else
+    reads zeros of that shape, a loop gets a copy, and the original is held until then.
+    """
+    return barrier((tree, jnp.zeros(())))
 
 
 def drop_single(x: jax.Array, axes: Iterable[str]) -> jax.Array:

@@ -1,7 +1,7 @@
 """The sum of an array over sites: start, exchange, done.
 
 Numbers cross as they are, in a `psum`, or in messages of a wire format
-(`geojax.collectives.codec`). Two sites swap one message each, and both decode and add them:
+(`geojax.collectives.wire_format`). Two sites swap one message each, and both decode and add them:
 
     encode x ─► permute, or all-gather ─► decode both and add
 
@@ -28,9 +28,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from geojax.collectives import codec
 from geojax.collectives.axes import agreed, axis_sizes, drop_single, to_varying, varying_axes
-from geojax.collectives.wire_format import WireFormat
+from geojax.collectives.wire_format import (
+    WireFormat,
+    decode_parts,
+    decode_sum,
+    encode_numbers,
+    part_length,
+    split_parts,
+    sum_dtype,
+)
 from geojax.runtime.platform import GPU, site_exchange, target_platform
 
 _LINK_STREAM = "1"
@@ -89,7 +96,7 @@ class SiteSum:
         if wire is not None:
             sites = _sites(inter)
             parts = 1 if sites == 2 else sites
-            encoded = codec.encode(to_varying(x.reshape(x.size), inter), wire, parts)
+            encoded = encode_numbers(to_varying(x.reshape(x.size), inter), wire, parts)
             contents, error = (encoded.messages,), encoded.error if keep_error else None
         return cls(contents, error, x.shape, x.dtype, crosses, wire, keep_error)
 
@@ -114,10 +121,10 @@ class SiteSum:
         count = math.prod(self.shape)
         if _sites(self.inter) == 2:  # the sum of two does not depend on which comes first
             messages = self.contents if len(self.contents) == 2 else self.contents[0]
-            total = codec.decode_sum(messages, count, self.wire, self.dtype)
+            total = decode_sum(messages, count, self.wire, self.dtype)
             total = agreed(total, self.inter)
         else:
-            total = codec.decode_parts(self.contents[0], count, self.wire, self.dtype)
+            total = decode_parts(self.contents[0], count, self.wire, self.dtype)
         error = None if self.error is None else self.error.reshape(self.shape)
         return SumWithError(total.astype(self.dtype).reshape(self.shape), error)
 
@@ -126,14 +133,14 @@ class SiteSum:
         (messages,), wire = self.contents, self.wire
         assert wire is not None, "parts are messages"
         sites, count = len(messages), math.prod(self.shape)
-        answer = codec.encode(
-            codec.decode_sum(received, codec.part_length(count, sites, wire), wire, self.dtype),
+        answer = encode_numbers(
+            decode_sum(received, part_length(count, sites, wire), wire, self.dtype),
             wire,
         )
         error = self.error
         if error is not None:
-            wide = error.astype(codec.sum_dtype(error.dtype))
-            own = codec.split(wide, sites, wire).at[lax.axis_index(self.inter)].add(answer.error)
+            wide = error.astype(sum_dtype(error.dtype))
+            own = split_parts(wide, sites, wire).at[lax.axis_index(self.inter)].add(answer.error)
             error = own.reshape(-1)[:count].astype(error.dtype)
         return dataclasses.replace(self, contents=(answer.messages,), error=error)
 

@@ -16,7 +16,7 @@ from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.frozen import mark_frozen, trained_part
 from geojax.models.huggingface import read_model_fields
 from geojax.optim import OptimizerSettings
-from geojax.optim.parameter_groups import check_groups
+from geojax.optim.optimizer import check_groups
 from geojax.optim.registry import optimizer_entry
 from geojax.paths import ResolvedPath, resolved_path
 from geojax.precision import LossScaleSettings

@@ -22,9 +22,8 @@ from jax import lax
 
 from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
-from geojax.models.cross_entropy import soft_cap
 from geojax.models.feed_forward import linear
-from geojax.models.head import head
+from geojax.models.head import head, soft_cap
 from geojax.models.layers import (
     attention_sinks,
     is_windowed,

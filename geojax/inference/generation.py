@@ -13,6 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, PartitionSpec
 
+from geojax.collectives.axes import varying_axes
 from geojax.data import Tokenizer
 from geojax.errors import RunError, UserError
 from geojax.inference.decoder import Cache, decode, prefill, undecodable_reason
@@ -24,7 +25,6 @@ from geojax.inference.loaded_model import (
 )
 from geojax.inference.sampling import Sampling
 from geojax.models import ModelConfig, Parameters
-from geojax.models.parallel.varying import varying_axes
 
 _SLOT_MULTIPLE = 32
 """Prompts are padded to a multiple of this many slots, so that batches share a program."""

@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.config import ModelConfig
-from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.tensor import reduce_from_tp_region
-from geojax.models.parallel.varying import (
+from geojax.collectives.axes import (
     vary_over,
     varying_axes,
     zero_after,
     zeros_of,
 )
+from geojax.models.config import ModelConfig
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.parallel.tensor import reduce_from_tp_region
 
 
 def look_up(table: jax.Array, indices: jax.Array) -> jax.Array:

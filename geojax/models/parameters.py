@@ -23,7 +23,7 @@ UNQUANTIZED = frozenset({"router", "query_down", "key_value_down"})
 """Owners of kernels in the layers that multiply in the compute dtype, also under FP8."""
 
 SINKS = "sinks"
-"""Name of the leaf of attention's sinks (see `geojax.models.attention.sinks`)."""
+"""Name of the leaf of attention's sinks (see `geojax.models.attention.blocks`)."""
 
 SCORE_BIAS = "score_bias"
 """Name of the router's bias, in place of whose gradient comes the excess of its experts' choices

@@ -6,9 +6,9 @@ from geojax.optim.optimizer import (
     make_optimizer,
     optimizer_layouts,
 )
+from geojax.optim.optimizer_state import apply_updates, keep_on_skipped_steps, select
 from geojax.optim.registry import OPTIMIZERS
 from geojax.optim.schedules import SCHEDULES, learning_rate_schedule
-from geojax.optim.skipped_steps import apply_updates, keep_on_skipped_steps, select
 from geojax.optim.sync_across_sites import sync_across_sites
 
 __all__ = [

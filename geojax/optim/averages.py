@@ -55,7 +55,7 @@ def schedule_free(beta1: float, schedule: optax.Schedule) -> optax.GradientTrans
     As `optax.contrib.schedule_free`: gradients are taken at y = (1 - beta1) z + beta1 x, the chain
     moves z, and x is the average of all z, each with the square of the largest learning rate so far
     as its weight. Optax keeps z beside the parameters y; here it is x, which is evaluated, and
-    z - x = (y - x) / (1 - beta1). Experts' biases (`geojax.optim.expert_bias`) are no weights: x
+    z - x = (y - x) / (1 - beta1). Experts' biases (`geojax.optim.optimizer`) are no weights: x
     has them as y does, moved by their whole step.
 
     Args:

@@ -20,7 +20,7 @@ from geojax.sharding.leaf_layouts import LeafLayout
 def global_norm(gradients: Any, layouts: Any = None) -> jax.Array:
     """Return the Euclidean norm of the whole gradient, of which each rank holds parts.
 
-    What experts' biases have in a gradient's place (`geojax.optim.expert_bias`) is none of it.
+    What experts' biases have in a gradient's place (`geojax.optim.optimizer`) is none of it.
 
     Call it inside a `shard_map` with `check_vma=True`: a leaf is taken to be sharded over axes that
     its type says it varies over (padding is zero and adds nothing), and equal along the others. The

@@ -16,8 +16,8 @@ import pydantic
 from geojax.models import is_matrix_of_layers
 from geojax.optim.algorithms.adafactor import scale_by_adafactor
 from geojax.optim.algorithms.adam import scale_by_adam
-from geojax.optim.algorithms.moments import store_moments_in
 from geojax.optim.algorithms.muon import scale_by_muon
+from geojax.optim.optimizer_state import store_moments_in
 from geojax.settings import Settings
 from geojax.suggestions import entry_called
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from geojax.collectives import all_reduce
+from geojax.collectives.axes import vary_over, varying_axes
 from geojax.errors import UserError
 from geojax.models.chunk.chunk import ModelFunctions
-from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.pipeline.execution import Executor, StageWeights, TickProgram
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import Placement

@@ -26,10 +26,10 @@ from geojax.planner.step_pieces import step_pieces
 from geojax.planner.step_traffic import step_traffic
 from geojax.runtime.platform import Platform, platform_of
 from geojax.sharding import LeafLayout
+from geojax.step.gather import without_layers
 from geojax.step.plan import StepPlan
 from geojax.step.program import trace_step
 from geojax.step.state import TrainState, state_layouts
-from geojax.step.weight_sources import without_layers
 
 STATE_USES = {
     "parameters": "master weights",

@@ -28,11 +28,11 @@ from geojax.runtime.platform import platform_of
 from geojax.sharding import leaf_layouts
 from geojax.step.amax_history import history_layouts, prev_amax
 from geojax.step.forward_backward import ForwardBackward
+from geojax.step.gather import stage_weights, step_weights, without_layers
 from geojax.step.gradients import split_microbatches
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_specs
 from geojax.step.state import parameter_layouts
-from geojax.step.weight_sources import stage_weights, step_weights, without_layers
 
 
 def step_pieces(

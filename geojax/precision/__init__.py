@@ -1,6 +1,5 @@
 """Precision: dtype policies, loss scaling, FP8 recipes and the matmuls of linear layers."""
 
-from geojax.precision.amax import attach_amax, detach_amax
 from geojax.precision.backend import BackendChoice, BackendName, chosen_backend
 from geojax.precision.linear_matmul import (
     AMAX,
@@ -11,6 +10,8 @@ from geojax.precision.linear_matmul import (
     Backend,
     LinearMatmul,
     accumulate,
+    attach_amax,
+    detach_amax,
     is_amax,
     largest_each,
     largest_over,

@@ -334,3 +334,25 @@ def _choose(
     if quantized is None:
         return by_recipe()
     return lax.cond(quantized, by_recipe, unquantized)
+
+
+def attach_amax(weights: Any, amax: Any) -> Any:
+    """Put `amax`, a tree of `AMAX` leaves, beside the kernels of the layers' `weights`."""
+    if amax is None or AMAX in amax:
+        return weights | (amax or {})
+    return weights | {name: attach_amax(weights[name], below) for name, below in amax.items()}
+
+
+def detach_amax(gradients: Any) -> tuple[Any, Any]:
+    """Take gradients of weights and the amax (None: there is none) apart again."""
+    weights, amax = {}, {}
+    for name, below in gradients.items():
+        if name == AMAX:
+            amax[name] = below
+        elif isinstance(below, dict):
+            weights[name], inside = detach_amax(below)
+            if inside:
+                amax[name] = inside
+        else:
+            weights[name] = below
+    return weights, amax or None

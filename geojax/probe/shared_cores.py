@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.collectives import FLOAT32, WireFormat, WireName, codec, wire_format
+from geojax.collectives import FLOAT32, WireFormat, WireName, wire_format
+from geojax.collectives.axes import vary_over
 from geojax.collectives.exchange import SiteSum
+from geojax.collectives.wire_format import decode_sum, encode_numbers
 from geojax.mesh import AXES
-from geojax.models.parallel.varying import vary_over
 from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import TIMEOUT_SECONDS, collect
 from geojax.runtime import Watchdog, WatchdogSettings, barrier
@@ -107,9 +108,9 @@ def _inside(wire: WireFormat) -> Callable[[jax.Array], jax.Array]:
     """Return the same work on a vector without the message in between."""
 
     def encode_and_add(x: jax.Array) -> jax.Array:
-        encoded = codec.encode(x, wire)
+        encoded = encode_numbers(x, wire)
         messages = jax.lax.optimization_barrier((encoded.messages, encoded.messages))
-        total = codec.decode_sum(messages, x.size, wire, x.dtype)
+        total = decode_sum(messages, x.size, wire, x.dtype)
         return total + encoded.error if wire.needs_error_feedback else total
 
     return encode_and_add

@@ -21,12 +21,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from geojax.collectives.axes import vary_over, zeros_of
 from geojax.errors import UserError
 from geojax.mesh import AXES, make_mesh
 from geojax.models import ModelConfig, init_parameters
 from geojax.models.chunk.chunk import ChunkWeights
 from geojax.models.chunk.layer_io import StackedGradients
-from geojax.models.parallel.varying import vary_over, zeros_of
 from geojax.models.transformer import read_by_head
 from geojax.pipeline.simulation.stage_times import PieceTimes, SiteTimes, StageTimes
 from geojax.precision import attach_amax

@@ -2,7 +2,7 @@
 
 The errors of a leaf are [sites, ...], of the layers' leaves [layers, sites, ...], sharded as its
 gradient is and in the reduction dtype. They are sums over the tokens of a batch, as gradients are
-where they cross, without a loss scale. `geojax.collectives.codec` says how they come about.
+where they cross, without a loss scale. `geojax.collectives.wire_format` says how they come about.
 
 Only their sum over the sites matters, so a checkpoint restores onto any layout: on another number
 of sites each gets an equal share of that sum. A run without error feedback drops them, at most one

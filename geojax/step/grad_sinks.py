@@ -1,7 +1,7 @@
 """Sinks for the gradients of a backward pass, which are reduced layer by layer.
 
 The sinks of `geojax.models.chunk.layer_io` for a state in shards; the sources are in
-`geojax.step.weight_sources`. Each message is issued in the iteration of a layer whose
+`geojax.step.gather`. Each message is issued in the iteration of a layer whose
 computation does not wait for it, and its result is used later:
 
     forward    iteration l    compute layer l    gather the weights of layer l+1
@@ -19,13 +19,13 @@ import jax
 import jax.numpy as jnp
 
 from geojax.collectives import after, token_of
+from geojax.collectives.axes import zeros_of
 from geojax.models.chunk.layer_io import (
     GradientSink,
     add_at,
     layer_slice,
     layers_slice,
 )
-from geojax.models.parallel.varying import zeros_of
 from geojax.models.parameters import Parameters
 from geojax.precision import detach_amax
 from geojax.step.grad_reduce import (

@@ -19,13 +19,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.collectives import after, token_of
+from geojax.collectives.axes import vary_over, varying_axes, zero_after, zeros_of
 from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.chunk.layer_io import LayerWeights, StackedGradients, layer_slice
 from geojax.models.frozen import trained_part
-from geojax.models.parallel.varying import vary_over, varying_axes, zero_after, zeros_of
 from geojax.precision import detach_amax
 from geojax.step.early_reduce import EarlyReduce
 from geojax.step.forward_backward import ForwardBackward, Gradients, StageGradients
+from geojax.step.gather import stage_weights, step_weights, without_layers
 from geojax.step.grad_reduce import (
     accumulate_in_site,
     inter_site_all_reduce,
@@ -39,7 +40,6 @@ from geojax.step.grad_sinks import (
     Zero2Sink,
 )
 from geojax.step.plan import StepPlan
-from geojax.step.weight_sources import stage_weights, step_weights, without_layers
 
 Sums: TypeAlias = tuple[jax.Array, jax.Array]
 """The sum of the tokens' losses, and the number of tokens that count."""

@@ -107,7 +107,7 @@ FAULTS = (
     Fault(
         "rounding errors of a message are lost",
         "step/test_error_feedback.py",
-        "collectives/codec.py",
+        "collectives/wire_format.py",
         "    lost = divided - wire.decode(messages, divided.shape[-1], divided.dtype)\n",
         "    lost = 0.5 * (divided - wire.decode(messages, divided.shape[-1], divided.dtype))\n",
         "int8",

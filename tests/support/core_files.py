@@ -1,45 +1,33 @@
-"""Files that a batch crosses from the YAML to the update of the state, in order, and back calls.
+"""Files of geojax that a batch crosses from the data to the update of the state, in order.
 
-    python tests/support/core_files.py [--tree REPOSITORY] [--edges]
+    python tests/support/core_files.py [--golden NAME] [--tree REPOSITORY] [--calls] [--most FILES]
 
-One step of `geojax train` on two simulated sites runs in this process, with ZeRO 2 and with the
-gradients' reduction overlapped, and a profiler notes each call of a function of geojax that gets
-numbers made of the batch (sequences, activations, gradients, sums, a state): in the training loop,
-and while the step is traced.
+One step of `geojax train` runs in this process, with a config of `tests/support/golden_hlo.py`. A
+profiler notes each function of geojax that gets numbers made of the batch: sequences, activations,
+gradients, sums or a state. It looks in the training loop, and while the step is traced. A file of
+such a function is crossed by the batch, in whichever room of geojax it lies.
 
-    core       the files of train/ and step/ with such a call, behind those that read the YAML and
-               plan the step. The libraries below (models, collectives, optim, ...) are called
-               through functions that say what they do: their files are counted apart.
-    back call  a core file calls an earlier one that it imports: the reader has to turn back. A
-               function that was handed down, such as the layer of a scan, is no back call.
-
-`--tree` takes another checkout of the repository, to compare with.
+`--tree` takes another checkout of the repository, with its own goldens, to compare with.
 """
 
 import argparse
+import inspect
 import os
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-CORE = ("train/", "step/")
-"""Folders of the run and of the step; all others are libraries."""
-
-FIRST = ("RunConfig.load", "train", "step_plan")
-"""Functions that lead from the YAML to the plan of the step, before there are numbers."""
-
-HOST = ("_train", "_finish_oldest")
-"""Functions of the training loop that take a step: what they call is called for a batch."""
+HOST = ("TrainingLoop._train", "TrainingLoop._finish_oldest")
+"""Functions that take a step: what they call is called for a batch."""
 
 TRACED = ("train_step", "update_state")
 """Functions that are traced into the step's program."""
 
-NOT_FOR_THE_BATCH = ("_validate", "_save", "initial_state")
-"""Functions of the training loop for other things than a step."""
+OTHER = ("TrainingLoop._validate", "TrainingLoop._save")
+"""Functions that the training loop calls for other things than a step."""
 
 
 class Call(NamedTuple):
@@ -50,16 +38,25 @@ class Call(NamedTuple):
 
 
 class Recorder:
-    """A profiler that notes calls between files of geojax inside a step."""
+    """A profiler that notes calls between files of geojax inside a step.
 
-    def __init__(self, package: Path, arrays: tuple[type, ...], leaves: Any) -> None:
-        self.first: dict[str, None] = {}
-        self.calls: list[Call] = []
+    On the host the batch is in arrays of NumPy and of JAX. In a trace it is in tracers: a constant,
+    such as the table of a pipeline, is not made of the batch.
+    """
+
+    def __init__(self, package: Path, host: tuple[type, ...], traced: tuple[type, ...]) -> None:
+        self.calls: dict[Call, bool] = {}
+        """Calls in their order, and if they are traced."""
         self._root = f"{package}/"
-        self._arrays = arrays
-        self._leaves = leaves
-        self._stack: list[tuple[int, bool]] = []
+        self._host = host
+        self._traced = traced
+        self._stack: list[tuple[int, tuple[type, ...]]] = []
         self._thread = threading.get_ident()
+
+    @property
+    def files(self) -> list[str]:
+        """Files in the order of the first call of each: on the host, then traced."""
+        return list(dict.fromkeys(call.file for call in sorted(self.calls, key=self.calls.get)))
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         if threading.get_ident() != self._thread:
@@ -71,32 +68,18 @@ class Recorder:
         name = frame.f_code.co_filename or ""
         if event != "call" or not name.startswith(self._root):
             return
-        inside = bool(self._stack) and self._stack[-1][1]
-        function = frame.f_code.co_name
-        if frame.f_code.co_qualname in FIRST and name.startswith(f"{self._root}train/"):
-            self.first.setdefault(name.removeprefix(self._root))
-        if function in HOST + TRACED:
-            inside = True
-        elif function in NOT_FOR_THE_BATCH:
-            inside = False
-        self._stack.append((id(frame), inside))
-        if inside and function != "<module>" and self._has_numbers(frame):
-            self.calls.append(
-                Call(self._caller(frame), name.removeprefix(self._root), frame.f_code.co_qualname)
-            )
-
-    def _has_numbers(self, frame: FrameType) -> bool:
-        code = frame.f_code
-        count = code.co_argcount + code.co_kwonlyargcount
-        given = [frame.f_locals.get(name) for name in code.co_varnames[:count]]
-        return any(self._is_number(leaf) for leaf in self._leaves(given))
-
-    def _is_number(self, leaf: Any) -> bool:
-        if isinstance(leaf, self._arrays):
-            return True
-        fields = getattr(leaf, "__dataclass_fields__", {})
-        held = [getattr(leaf, name, None) for name in fields if hasattr(leaf, name)]
-        return any(isinstance(each, self._arrays) for each in self._leaves(held))
+        arrays = self._stack[-1][1] if self._stack else ()
+        function = frame.f_code.co_qualname
+        if function in TRACED:
+            arrays = self._traced
+        elif function in HOST:
+            arrays = self._host
+        elif function in OTHER:
+            arrays = ()
+        self._stack.append((id(frame), arrays))
+        if arrays and any(holds(value, arrays) for value in arguments_of(frame)):
+            call = Call(self._caller(frame), name.removeprefix(self._root), function)
+            self.calls.setdefault(call, arrays == self._traced)
 
     def _caller(self, frame: FrameType) -> str:
         back = frame.f_back
@@ -105,31 +88,51 @@ class Recorder:
         return "" if back is None else back.f_code.co_filename.removeprefix(self._root)
 
 
-def record(tree: Path) -> Recorder:
-    """Run one step of the checkout at `tree` and record its calls in order."""
-    sys.path[:0] = [str(tree), str(tree / "tests")]
+def arguments_of(frame: FrameType) -> list[Any]:
+    """Return the values that a function was called with."""
+    code = frame.f_code
+    stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + stars]
+    return [frame.f_locals.get(name) for name in names]
+
+
+def holds(value: Any, arrays: tuple[type, ...]) -> bool:
+    """Tell if a value is an array, or a collection or object that has one in it.
+
+    NumPy's arrays inside an object are tables of a plan.
+    """
+    if isinstance(value, arrays):
+        return True
+    if isinstance(value, dict):
+        return any(holds(each, arrays) for each in value.values())
+    if isinstance(value, list | tuple):
+        return any(holds(each, arrays) for each in value)
+    fields = getattr(value, "__dataclass_fields__", ())
+    return any(holds(getattr(value, name, None), arrays[:1]) for name in fields)
+
+
+def record(tree: Path, golden: str) -> Recorder:
+    """Run one step of a golden in the checkout at `tree`, and record its calls in order."""
     os.environ["NPROC"] = "32"
-    os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+    sys.path[:0] = [str(tree), str(tree / "tests")]
     import jax
     import numpy as np
+    from support.golden_hlo import COMMON, CONFIGS
     from support.small_runs import prepare_corpus, write_config
 
     from geojax.cli.main import main
 
+    config = COMMON | CONFIGS[golden]
     with tempfile.TemporaryDirectory() as folder:
-        corpus = prepare_corpus(Path(folder))
-        overlap = "overlap_grad_reduce" if (tree / "geojax/step").exists() else "overlap"
-        config = write_config(
-            Path(folder) / "run.yaml",
-            corpus,
-            steps=1,
-            simulate_devices=4,
-            mesh={"dc": 2, "data": 2},
-            zero={"stage": 2},
-            communication={overlap: True},
-        )
-        recorder = Recorder(tree / "geojax", (jax.Array, np.ndarray), jax.tree.leaves)
-        sys.argv = ["geojax", "train", str(config)]
+        changes = {
+            "run_directory": f"{folder}/run",
+            "steps": 1,
+            "model": config["model"] | {"vocab_size": 301},
+            "data": {"sources": [{"name": "sums", "prepared": str(prepare_corpus(Path(folder)))}]},
+        }
+        path = write_config(Path(folder) / "run.yaml", Path(folder), **config | changes)
+        recorder = Recorder(tree / "geojax", (jax.Array, np.ndarray), (jax.core.Tracer,))
+        sys.argv = ["geojax", "train", str(path)]
         sys.setprofile(recorder)
         try:
             main()
@@ -141,55 +144,22 @@ def record(tree: Path) -> Recorder:
     return recorder
 
 
-def core_files(recorder: Recorder) -> list[str]:
-    """List the core files in the order in which the batch reaches them: host first, then traced."""
-    traced = [file for file in order(recorder.calls) if file.startswith("step/")]
-    host = [file for file in order(recorder.calls) if file.startswith("train/")]
-    found = dict.fromkeys(recorder.first)
-    found.update(dict.fromkeys(host + traced))
-    return list(found)
-
-
-def order(calls: Iterable[Call]) -> list[str]:
-    """List the files of calls in the order of the first call of each."""
-    return list(dict.fromkeys(call.file for call in calls))
-
-
-def back_calls(recorder: Recorder, core: list[str], package: Path) -> list[Call]:
-    """Find the calls of a core file into an earlier one that it imports."""
-    position = {file: index for index, file in enumerate(core)}
-    found: dict[tuple[str, str], Call] = {}
-    for call in recorder.calls:
-        if position.get(call.file, len(core)) < position.get(call.caller, -1):
-            module = "geojax." + call.file.removesuffix(".py").replace("/", ".")
-            source = (package / call.caller).read_text(encoding="utf-8")
-            if f"from {module} import" in source:
-                found.setdefault((call.caller, call.file), call)
-    return list(found.values())
-
-
-def run_script() -> None:
+def run_script() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--golden", default="zero-3-overlap", help="name in golden_hlo.py")
     parser.add_argument("--tree", type=Path, default=Path(__file__).resolve().parents[2])
-    parser.add_argument("--edges", action="store_true", help="print who calls whom as well")
+    parser.add_argument("--calls", action="store_true", help="print who calls each file, and what")
+    parser.add_argument("--most", type=int, help="most files that may be crossed")
     arguments = parser.parse_args()
-    tree = arguments.tree.resolve()
-    recorder = record(tree)
-    core = core_files(recorder)
-    libraries = [file for file in order(recorder.calls) if file not in core]
-    print(f"\n{len(core)} core files, in order:")
-    for number, file in enumerate(core, 1):
+    recorder = record(arguments.tree.resolve(), arguments.golden)
+    print(f"\n{arguments.golden}: a batch crosses {len(recorder.files)} files, in order:")
+    for number, file in enumerate(recorder.files, 1):
         print(f"  {number:2} {file}")
-    back = back_calls(recorder, core, tree / "geojax")
-    print(f"{len(back)} back calls")
-    for call in back:
-        print(f"  {call.caller} -> {call.file}: {call.function}")
-    print(f"{len(libraries)} files of libraries")
-    if arguments.edges:
-        for caller, file in sorted({(call.caller, call.file) for call in recorder.calls}):
-            names = {call.function for call in recorder.calls if call[:2] == (caller, file)}
-            print(f"  {caller} -> {file}: {', '.join(sorted(names))}")
+        if arguments.calls:
+            for call in (call for call in recorder.calls if call.file == file):
+                print(f"       {call.function}, from {call.caller}")
+    return int(arguments.most is not None and len(recorder.files) > arguments.most)
 
 
 if __name__ == "__main__":
-    run_script()
+    sys.exit(run_script())

@@ -18,8 +18,9 @@ KEPT = (
     "tests/equality/",
     "tests/unit/islands/test_islands_equal_one_device.py",
     "tests/unit/planner/test_step_traffic.py::test_collectives_of_each_layout",
+    "tests/unit/test_core_files.py",
 )
-"""Layouts and islands against one device, and the messages of each layout."""
+"""Layouts and islands against one device, the messages of each layout, and files of a batch."""
 LIST = Path(__file__).resolve().parents[1] / "slow.txt"
 
 

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from geojax.collectives import WireFormat, codec
+from geojax.collectives import WireFormat
 from geojax.collectives.axes import drop_single
+from geojax.collectives.wire_format import decode_sum, encode_numbers
 from geojax.islands.programs.shared import whole
 from geojax.sharding import LeafLayout
 
@@ -44,7 +45,7 @@ def encode(shards: Any, error_feedback: Any, wire: WireFormat | None) -> Encoded
     """
     if wire is None:
         return EncodedBucket(shards, None)
-    own = functools.partial(codec.encode, wire=wire)
+    own = functools.partial(encode_numbers, wire=wire)
 
     def one(path: Any, shard: jax.Array, error: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         if error is not None:
@@ -78,7 +79,7 @@ def add(parts: Sequence[Any], layouts: Any, wire: WireFormat | None, dtype: Any)
     def one(path: Any, layout: LeafLayout, *of_sites: jax.Array) -> jax.Array:
         shape = layout.shard_shape
         count = math.prod(shape) // _layers(path, shape)
-        return codec.decode_sum(of_sites, count, wire, dtype).astype(dtype).reshape(shape)
+        return decode_sum(of_sites, count, wire, dtype).astype(dtype).reshape(shape)
 
     return jax.tree_util.tree_map_with_path(one, layouts, *map(whole, parts))
 

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from geojax.collectives.axes import vary_over, varying_axes, zeros_of
 from geojax.islands.programs.per_rank import pack, unpack
 from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.values import (
@@ -32,24 +33,23 @@ from geojax.models.chunk.layer_io import (
     StackedWeights,
     layer_slice,
 )
-from geojax.models.parallel.varying import vary_over, varying_axes, zeros_of
 from geojax.precision import attach_amax, detach_amax
 from geojax.sharding import LeafLayout
 from geojax.step.amax_history import prev_amax
 from geojax.step.forward_backward import ForwardBackward
-from geojax.step.gather import gather_weights
+from geojax.step.gather import (
+    GatheredWeights,
+    WeightsWithAmax,
+    gather_layers,
+    gather_weights,
+    shards_to_gather,
+    without_layers,
+)
 from geojax.step.grad_reduce import intra_site_reduce_scatter
 from geojax.step.grad_sinks import AmaxSink, AmaxSums, Zero2Sink
 from geojax.step.gradients import split_microbatches, trained_layer
 from geojax.step.plan import StepPlan
 from geojax.step.update import gradient_factor, sum_in_site, sum_scalars_over_sites
-from geojax.step.weight_sources import (
-    GatheredWeights,
-    WeightsWithAmax,
-    gather_layers,
-    shards_to_gather,
-    without_layers,
-)
 
 
 @dataclasses.dataclass(frozen=True)

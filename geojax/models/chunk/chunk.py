@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from geojax.collectives.axes import vary_over, varying_axes
 from geojax.models.chunk.layer_io import GradientSink, LayerWeights
 from geojax.models.chunk.layer_scan import Layer, Layers
 from geojax.models.chunk.residuals import Residuals, forward
 from geojax.models.frozen import split_trained
-from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.models.parameters import Parameters
 
 Microbatch = Any

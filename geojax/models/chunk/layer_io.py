@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.parallel.varying import typed_like, zeros_of
+from geojax.collectives.axes import typed_like, zeros_of
 from geojax.models.parameters import Parameters
 from geojax.precision import accumulate
 

@@ -27,6 +27,7 @@ import numpy as np
 from jax import lax
 
 from geojax.collectives import after
+from geojax.collectives.axes import typed_like, vary_over, varying_axes, zero_after, zeros_of
 from geojax.models.chunk.layer_io import (
     GradientSink,
     LayerStore,
@@ -34,12 +35,11 @@ from geojax.models.chunk.layer_io import (
     StackedStore,
     StackedWeights,
     StashStore,
+    layer_slice,
 )
 from geojax.models.chunk.residuals import Residuals, forward
 from geojax.models.chunk.split_backward import SplitBackward
-from geojax.models.chunk.stacking_scan import stacking_scan
 from geojax.models.frozen import split_trained
-from geojax.models.parallel.varying import typed_like, vary_over, varying_axes
 from geojax.models.parameters import Parameters
 
 Layer = Callable[[Parameters, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array | None]]
@@ -457,3 +457,40 @@ def _loop(
 
     carry = lax.fori_loop(jnp.int32(0), count, step, carry)
     return carry, stacked[0]
+
+
+def stacking_scan(
+    body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, *, reverse: bool = False
+) -> tuple[Any, Any]:
+    """Run `lax.scan(body, carry, xs)`, with arrays for its results that wait for `carry`.
+
+    `lax.scan` stacks results into a constant array, and XLA for GPUs makes what depends on nothing
+    as early as it can: the residuals of a step's last microbatch would be held from the step's
+    beginning on. Not differentiable.
+    """
+    count = len(jax.tree.leaves(xs)[0])
+    if count == 1:
+        return lax.scan(body, carry, xs, unroll=True)
+    traced_once = jax.jit(body, inline=True)
+    shapes = jax.eval_shape(lambda: traced_once(carry, layer_slice(xs, 0))[1])
+    if not jax.tree.leaves(shapes):
+        return lax.scan(traced_once, carry, xs, reverse=reverse)
+    carry, zero = zero_after(carry)
+
+    def iteration(state: tuple[Any, Any], each: tuple[jax.Array, Any]) -> Any:
+        carry, stacks = state
+        index, x = each
+        carry, made = traced_once(carry, x)
+
+        def write(stack: jax.Array, leaf: jax.Array) -> jax.Array:
+            return lax.dynamic_update_index_in_dim(
+                stack, leaf, index, 0, allow_negative_indices=False
+            )
+
+        return (carry, jax.tree.map(write, stacks, made)), None
+
+    indices = jnp.arange(count, dtype=jnp.int32)
+    start = (carry, zeros_of(shapes, count, zero=zero))
+    done: tuple[Any, Any]
+    done, _ = lax.scan(iteration, start, (indices, xs), reverse=reverse)
+    return done

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from geojax.collectives.axes import vary_over
 from geojax.models.config import ModelConfig
 from geojax.models.feed_forward import activated, times_kernel
 from geojax.models.moe.aux_loss import auxiliary_losses
@@ -29,7 +30,6 @@ from geojax.models.moe.sharded_sequence import full_sequence_length
 from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
-from geojax.models.parallel.varying import vary_over
 from geojax.models.parameters import SCORE_BIAS, Parameters
 from geojax.precision import NO_FP8, LinearMatmul
 

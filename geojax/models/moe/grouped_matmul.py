@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from geojax.collectives.axes import vary_over, varying_axes
 from geojax.models.moe import grouped_matmul_loops, grouped_matmul_mosaic
 from geojax.models.moe.quantized_operands import Rounding
-from geojax.models.parallel.varying import vary_over, varying_axes
 from geojax.precision import (
     NO_FP8,
     UNSHARDED,

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.parallel.varying import vary_over, varying_axes
+from geojax.collectives.axes import vary_over, varying_axes
 
 
 def multiply(

@@ -20,7 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from geojax.models.parallel.varying import vary_over, varying_axes
+from geojax.collectives.axes import vary_over, varying_axes
 
 ROWS = 64
 """Rows that a warpgroup multiplies at once: a block has a multiple of them."""

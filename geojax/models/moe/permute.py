@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from geojax.models.parallel.varying import vary_over, varying_axes
+from geojax.collectives.axes import vary_over, varying_axes
 
 
 class TokenPermutation(NamedTuple):

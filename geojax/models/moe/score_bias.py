@@ -5,7 +5,7 @@ gradients of the weights (Wang et al. 2024, "Auxiliary-Loss-Free Load Balancing 
 Mixture-of-Experts", algorithm 1; "DeepSeek-V3", 2024, section 2.1.2). The loss does not depend on
 it smoothly, so it has no gradient; in the place of one comes the *excess* of each expert's choices,
 which sums over microbatches, ranks, stages and sites exactly where gradients do. The optimizer
-moves the bias against its sign (`geojax.optim.expert_bias`).
+moves the bias against its sign (`geojax.optim.optimizer`).
 
 Shapes: B batch, S sequence, E experts, k experts of a token.
 """
@@ -13,8 +13,8 @@ Shapes: B batch, S sequence, E experts, k experts of a token.
 import jax
 import jax.numpy as jnp
 
+from geojax.collectives.axes import vary_over, varying_axes
 from geojax.models.moe.grouped_matmul import count_each
-from geojax.models.parallel.varying import vary_over, varying_axes
 
 
 def with_excess(gates: jax.Array, bias: jax.Array, experts: jax.Array) -> jax.Array:

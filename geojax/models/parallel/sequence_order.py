@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from geojax.collectives.axes import Tree
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.varying import Tree
 
 
 def position_order(sequence: int, parallelism: Parallelism) -> np.ndarray:

@@ -32,8 +32,8 @@ import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from geojax.collectives.axes import vary_over, varying_axes
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.varying import vary_over, varying_axes
 
 TP_COPIED = "tensor_parallel_entered"
 TP_REDUCED = "tensor_parallel_left"

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from geojax.optim.algorithms.moments import narrow, widen
-from geojax.optim.skipped_steps import SkipAwareTransformation, select
+from geojax.optim.optimizer_state import SkipAwareTransformation, narrow, select, widen
 
 
 def scale_by_adam(

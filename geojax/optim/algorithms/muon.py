@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import optax
 
 from geojax.optim.algorithms.matrix_shares import map_matrices
-from geojax.optim.algorithms.moments import narrow, widen
-from geojax.optim.skipped_steps import SkipAwareTransformation, select
+from geojax.optim.optimizer_state import SkipAwareTransformation, narrow, select, widen
 from geojax.sharding.leaf_layouts import replicated
 
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)

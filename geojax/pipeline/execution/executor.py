@@ -27,16 +27,16 @@ import numpy as np
 from jax import lax
 
 from geojax.collectives import after, barrier
-from geojax.models.chunk.chunk import Microbatch, ModelFunctions
-from geojax.models.chunk.layer_io import layer_slice
-from geojax.models.frozen import trained_part
-from geojax.models.parallel.varying import (
+from geojax.collectives.axes import (
     typed_like,
     vary_over,
     varying_axes,
     zero_after,
     zeros_of,
 )
+from geojax.models.chunk.chunk import Microbatch, ModelFunctions
+from geojax.models.chunk.layer_io import layer_slice
+from geojax.models.frozen import trained_part
 from geojax.pipeline.execution.ready_parts import Part, cut_after
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
 from geojax.pipeline.execution.ring_pool import RingRows

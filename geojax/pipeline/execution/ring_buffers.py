@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.parallel.varying import typed_like, zeros_of
+from geojax.collectives.axes import typed_like, zeros_of
 from geojax.pipeline.execution.tick_program import NOTHING
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from geojax.models.parallel.varying import varying_axes
+from geojax.collectives.axes import varying_axes
 from geojax.pipeline.execution.tick_program import NOTHING, TickProgram
 from geojax.pipeline.schedule import KIND_RANK, Kind
 

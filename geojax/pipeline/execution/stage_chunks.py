@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from geojax.collectives.axes import typed_like, vary_over, varying_axes, zeros_of
 from geojax.models.chunk.chunk import (
     Chunk,
     ChunkResiduals,
@@ -29,7 +30,6 @@ from geojax.models.chunk.layer_io import (
 from geojax.models.chunk.layer_scan import Layers, LayerSpan, forward_layer
 from geojax.models.chunk.residuals import Residuals
 from geojax.models.chunk.split_backward import SplitBackward, Stash
-from geojax.models.parallel.varying import typed_like, vary_over, varying_axes, zeros_of
 from geojax.models.parameters import Parameters
 from geojax.pipeline.execution.ring_buffers import get_as, put_at
 from geojax.pipeline.execution.ring_pool import RingLeaf, RingPool

@@ -438,7 +438,7 @@ class LayerTimes:
         Each module for later tokens has them once more.
 
         Logits are written and read forwards, for their maximum and their sum, and read and written
-        as gradients, in the compute dtype (`geojax.models.cross_entropy`, which computes
+        as gradients, in the compute dtype (`geojax.models.head`, which computes
         them in chunks).
         """
         rate, d = self.rate(linear=False), self.model.hidden_size

@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geojax.collectives.block_layout import plan_elements, share_length
-from geojax.collectives.codec import part_length
+from geojax.collectives.buckets import plan_elements, share_length
 from geojax.collectives.like_trees import PyTree
-from geojax.collectives.wire_format import WireFormat, block_of
+from geojax.collectives.wire_format import WireFormat, block_of, part_length
 from geojax.hlo.conventions import (
     all_gather_bytes,
     all_reduce_bytes,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from geojax.collectives.block_layout import BlockLayout, plan_columns
+from geojax.collectives.buckets import BlockLayout, plan_columns
 from geojax.hlo.conventions import reduce_scatter_bytes
 from geojax.mesh import AXES
 from geojax.models import ModelConfig

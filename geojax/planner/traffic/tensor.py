@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from geojax.hlo.conventions import all_reduce_bytes, reduce_scatter_bytes
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig
-from geojax.models.cross_entropy import chunk_plan
+from geojax.models.head import chunk_plan
 from geojax.models.parallel.parallelism import Parallelism
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from geojax.collectives.block_layout import (
+from geojax.collectives.buckets import (
     BlockLayout,
     block_layouts,
     bucket_limit,

@@ -8,8 +8,7 @@ from jax.sharding import PartitionSpec
 
 from geojax.errors import UserError
 from geojax.mesh import AXES, make_mesh
-from geojax.models.attention import attention
-from geojax.models.attention.blocked import tiled
+from geojax.models.attention import attention, blocked
 
 
 @pytest.fixture
@@ -21,10 +20,10 @@ def float64():
 @pytest.fixture(params=["unrolled", "scanned"])
 def walk(request, monkeypatch):
     """Both ways through the tiles, with tiles so small that there are several."""
-    monkeypatch.setattr(tiled, "UNROLLED_BLOCK", 16)
-    monkeypatch.setattr(tiled, "SCANNED_BLOCK", 16)
+    monkeypatch.setattr(blocked, "UNROLLED_BLOCK", 16)
+    monkeypatch.setattr(blocked, "SCANNED_BLOCK", 16)
     longest = 1024 if request.param == "unrolled" else 0
-    monkeypatch.setattr(tiled, "LONGEST_UNROLLED", longest)
+    monkeypatch.setattr(blocked, "LONGEST_UNROLLED", longest)
     return request.param
 
 

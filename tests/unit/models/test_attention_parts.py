@@ -9,8 +9,7 @@ from spread_rows import arrays, assert_equal, documents, in_rank_order, in_row_o
 
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
-from geojax.models.attention import attention
-from geojax.models.attention.blocked import tiled
+from geojax.models.attention import attention, blocked
 from geojax.models.parallel.parallelism import Parallelism
 
 HEADS = 4
@@ -26,10 +25,10 @@ def float64():
 @pytest.fixture(params=["unrolled", "scanned"])
 def walk(request, monkeypatch):
     """Both ways through the tiles, with tiles so small that there are several."""
-    monkeypatch.setattr(tiled, "UNROLLED_BLOCK", 8)
-    monkeypatch.setattr(tiled, "SCANNED_BLOCK", 8)
+    monkeypatch.setattr(blocked, "UNROLLED_BLOCK", 8)
+    monkeypatch.setattr(blocked, "SCANNED_BLOCK", 8)
     longest = 1024 if request.param == "unrolled" else 0
-    monkeypatch.setattr(tiled, "LONGEST_UNROLLED", longest)
+    monkeypatch.setattr(blocked, "LONGEST_UNROLLED", longest)
 
 
 def output_and_gradients(query, key, value, cotangent, segment_ids, sinks, **options):
@@ -90,8 +89,8 @@ def test_blocks_equal_the_reference_with_gradients(window, is_windowed):
 
 @pytest.mark.parametrize(("method", "window", "is_windowed"), [("all_gather", 20, True)])
 def test_ranks_of_context_equal_one_device(monkeypatch, method, window, is_windowed):
-    monkeypatch.setattr(tiled, "LONGEST_UNROLLED", 4)
-    monkeypatch.setattr(tiled, "SCANNED_BLOCK", 5)
+    monkeypatch.setattr(blocked, "LONGEST_UNROLLED", 4)
+    monkeypatch.setattr(blocked, "SCANNED_BLOCK", 5)
     applies = None if is_windowed is None else jnp.asarray(is_windowed)
     options = {"window": window, "softcap": 2.0, "is_windowed": applies}
     operands = [*arrays(2, 64, HEADS, 2), documents(2, 64)]
@@ -116,8 +115,8 @@ def test_ranks_of_context_equal_one_device(monkeypatch, method, window, is_windo
 @pytest.mark.parametrize("is_windowed", [None, True])
 def test_tiles_outside_of_a_window_are_not_visited(monkeypatch, is_windowed):
     """A NaN among keys that no query sees would show in every tile that holds it."""
-    monkeypatch.setattr(tiled, "LONGEST_UNROLLED", 4)
-    monkeypatch.setattr(tiled, "SCANNED_BLOCK", 8)
+    monkeypatch.setattr(blocked, "LONGEST_UNROLLED", 4)
+    monkeypatch.setattr(blocked, "SCANNED_BLOCK", 8)
     query, key, value, _ = arrays(1, 64, HEADS, 2)
     applies = None if is_windowed is None else jnp.asarray(is_windowed)
     options = {"window": 9, "is_windowed": applies, "implementation": "blocked"}

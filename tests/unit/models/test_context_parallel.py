@@ -13,7 +13,7 @@ from spread_rows import (
 )
 
 from geojax.hlo import collective_traffic
-from geojax.models.attention.blocked import tiled
+from geojax.models.attention import blocked
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.planner.traffic.context import predicted_context_bytes
 
@@ -29,8 +29,8 @@ def float64():
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Rows longer than what is unrolled, many tiles to a chunk, the last one padded."""
-    monkeypatch.setattr(tiled, "LONGEST_UNROLLED", 4)
-    monkeypatch.setattr(tiled, "SCANNED_BLOCK", 5)
+    monkeypatch.setattr(blocked, "LONGEST_UNROLLED", 4)
+    monkeypatch.setattr(blocked, "SCANNED_BLOCK", 5)
 
 
 def check(parallelism, operands, *, data=1, implementation="blocked"):

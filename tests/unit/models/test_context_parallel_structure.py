@@ -8,7 +8,7 @@ import pytest
 from spread_rows import equations, inner_programs, spread
 
 from geojax.hlo import collective_traffic
-from geojax.models.attention.blocked import tiled
+from geojax.models.attention import blocked
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.planner.traffic.context import predicted_context_bytes
 
@@ -107,7 +107,7 @@ def test_memory_is_linear_in_the_sequence(method, ranks_of_keys):
     program = program_of(Parallelism(context=8, context_method=method), 8 * local, packed=True)
     shapes = [v.aval.shape for e, _ in equations(program) for v in e.outvars]
     assert max(sum(dim >= 512 for dim in shape) for shape in shapes) == 1
-    tile = 2 * HEADS * tiled.SCANNED_BLOCK**2
+    tile = 2 * HEADS * blocked.SCANNED_BLOCK**2
     assert max(map(math.prod, shapes)) == max(ranks_of_keys * local * HEADS * SIZE, tile)
 
 

@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import geojax
-from geojax.models import cross_entropy
-from geojax.models.cross_entropy import cross_entropy_sum
+from geojax.models import head
+from geojax.models.head import cross_entropy_sum
 from geojax.models.parallel.parallelism import Parallelism
 
 
@@ -32,8 +32,8 @@ def _textbook(states, kernel, targets, mask, tied, softcap=None, z_loss=0.0):
 
 @pytest.fixture(params=[1, 5, 33, 1000], ids="chunks_of_{}".format)
 def chunk_tokens(request, monkeypatch):
-    monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(cross_entropy, "LEAST_CHUNK_TOKENS", request.param)
+    monkeypatch.setattr(head, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(head, "LEAST_CHUNK_TOKENS", request.param)
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 1.5, "z_loss": 0.2}], ids=["plain", "all"])
@@ -88,7 +88,7 @@ def test_no_second_copy_of_the_logits():
 
 def test_chunks_bound_the_memory(monkeypatch):
     states, kernel, targets, mask = _inputs(jnp.float32, False, (8192,), 16, 4096)
-    monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 1024 * 4096 * 4)
+    monkeypatch.setattr(head, "CHUNK_BYTES", 1024 * 4096 * 4)
     step = jax.jit(jax.grad(cross_entropy_sum, argnums=(0, 1)))
     compiled = step.lower(states, kernel, targets, mask).compile()
     logits = 4 * 8192 * 4096
@@ -98,8 +98,8 @@ def test_chunks_bound_the_memory(monkeypatch):
 @pytest.mark.parametrize("tied", [False, True])
 def test_ranks_that_share_the_vocabulary(tied, monkeypatch, x64):
     # 17 columns on 8 ranks: the sixth has 2, the others 3 or none. Chunks of 5 tokens.
-    monkeypatch.setattr(cross_entropy, "CHUNK_BYTES", 1)
-    monkeypatch.setattr(cross_entropy, "LEAST_CHUNK_TOKENS", 5)
+    monkeypatch.setattr(head, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(head, "LEAST_CHUNK_TOKENS", 5)
     states, kernel, targets, mask = _inputs(jnp.float64, tied)
     mask = mask.at[1].set(0)
     side = 0 if tied else 1

@@ -20,8 +20,8 @@ from spread_rows import (
     spread,
 )
 
-from geojax.models.attention.blocked.blocks import Block
-from geojax.models.attention.blocked.tiled import TILED
+from geojax.models.attention.blocked import TILED
+from geojax.models.attention.blocks import Block
 from geojax.models.attention.cudnn import packed as packed_rows
 from geojax.models.attention.cudnn import primitives as cudnn_primitives
 from geojax.models.attention.cudnn import support as cudnn

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from geojax.models.chunk.stacking_scan import stacking_scan
+from geojax.models.chunk.layer_scan import stacking_scan
 
 
 def body(carry, x):

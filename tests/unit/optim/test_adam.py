@@ -6,7 +6,7 @@ import pytest
 from support.xla_flags import AS_IN_A_RUN
 
 from geojax.optim.algorithms.adam import scale_by_adam
-from geojax.optim.skipped_steps import keep_on_skipped_steps
+from geojax.optim.optimizer_state import keep_on_skipped_steps
 
 NUMBERS = (0.9, 0.95, 1e-8)
 

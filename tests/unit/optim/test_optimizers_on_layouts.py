@@ -32,7 +32,7 @@ from geojax.optim import (
     optimizer_layouts,
 )
 from geojax.optim.averages import evaluated_weights
-from geojax.optim.parameter_groups import ParameterGroup
+from geojax.optim.optimizer import ParameterGroup
 from geojax.pipeline import Placement
 from geojax.planner.traffic.optimizer import optimizer_collectives
 from geojax.precision import policy

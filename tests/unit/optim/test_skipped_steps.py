@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from geojax.optim import OPTIMIZERS, OptimizerSettings, make_optimizer
-from geojax.optim.skipped_steps import apply_updates, keep_on_skipped_steps
+from geojax.optim.optimizer_state import apply_updates, keep_on_skipped_steps
 
 RATE = optax.linear_schedule(1e-2, 1e-3, 5)
 FOREIGN = {

@@ -10,8 +10,8 @@ from support.plans import step_plan_on
 from geojax import make_mesh
 from geojax.inference.loaded_model import weight_layouts
 from geojax.precision import policy
+from geojax.step.gather import gather_layers
 from geojax.step.state import parameter_layouts
-from geojax.step.weight_sources import gather_layers
 from geojax.train.whole_weights import gather_full_params
 
 MODEL = Draw("deepseek", "balanced", 8, 0.0, (), 1, ()).model()

@@ -28,7 +28,7 @@ from geojax.optim import (
     make_optimizer,
 )
 from geojax.optim.averages import restart_average
-from geojax.optim.parameter_groups import ParameterGroup
+from geojax.optim.optimizer import ParameterGroup
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import policy

@@ -6,7 +6,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from geojax.train.step_ends import StepEnds
+from geojax.train.training_loop import StepEnds
 
 
 def test_an_end_is_noted_when_the_devices_are_done():

@@ -18,9 +18,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.attention.blocked.blocks import Block, Kernel, Partial, join
+from geojax.models.attention.blocks import Block, Kernel, Partial, join, join_sinks, sinks_gradient
 from geojax.models.attention.operands import Operands, ScoreRule
-from geojax.models.attention.sinks import join_sinks, sinks_gradient
 from geojax.models.parallel.sequence_order import split_chunks
 
 

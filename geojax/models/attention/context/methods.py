@@ -2,16 +2,15 @@
 
 import jax
 
-from geojax.collectives.axes import axis_sizes
+from geojax.collectives.axes import axis_sizes, vary_over, varying_axes
 from geojax.errors import UserError
-from geojax.models.attention.blocked.blocks import Kernel
+from geojax.models.attention.blocks import Kernel
 from geojax.models.attention.context.all_gather import gathered_attention
 from geojax.models.attention.context.ring import ring_attention
 from geojax.models.attention.context.ulysses import Attention, ulysses_attention
 from geojax.models.attention.operands import Operands, ScoreRule
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.sequence_order import position_multiple
-from geojax.models.parallel.varying import vary_over, varying_axes
 
 
 def context_attention(

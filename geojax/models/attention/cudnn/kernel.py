@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.attention.blocked.blocks import Block, BlockGradients, Partial
-from geojax.models.attention.blocked.tiled import TILED
-from geojax.models.attention.blocked.tiles import MASKED
+from geojax.models.attention.blocked import MASKED, TILED
+from geojax.models.attention.blocks import Block, BlockGradients, Partial
 from geojax.models.attention.cudnn.packed import (
     CAPACITIES,
     Segments,
@@ -40,7 +39,7 @@ Result = TypeVar("Result", Partial, BlockGradients)
 
 
 class CudnnKernel:
-    """cuDNN as a `Kernel` (see `geojax.models.attention.blocked.blocks`).
+    """cuDNN as a `Kernel` (see `geojax.models.attention.blocks`).
 
     `geojax.models.attention.cudnn.support` says what it needs. A window is one of its causal masks;
     keys before the queries have none that begins inside of them, so with a window they are tiled.

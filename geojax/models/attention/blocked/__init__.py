@@ -1,1 +1,0 @@
-"""Blocked attention in plain JAX, for any backend."""
