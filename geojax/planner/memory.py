@@ -200,7 +200,7 @@ class CompiledMemory:
     temporaries: int
     """Everything else, at the step's peak."""
     attention: int = 0
-    """What attention's kernel takes, of which a compile without a GPU does not know."""
+    """Workspace of attention's kernel, of which a compile without a GPU does not know."""
 
     @classmethod
     def of(cls, program: jax.stages.Compiled, *, attention: int = 0) -> "CompiledMemory":

@@ -78,7 +78,7 @@ class StepPieces:
     layer_gradient: int
     """The gradients that a layer's backward returns."""
     attention: int
-    """What the kernel of attention needs beside all that."""
+    """Workspace of attention's kernel beside all that."""
     head: int
     """The most that the head needs at once, forwards and backwards, with what it returns."""
     head_gradient: int

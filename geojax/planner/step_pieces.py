@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from geojax.models import ModelConfig
-from geojax.models.attention import workspace_bytes
+from geojax.models.attention.workspace import workspace_bytes
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import forward_layer
 from geojax.models.chunk.split_backward import SplitBackward

@@ -3,7 +3,6 @@
 from geojax.models.attention.api import attention
 from geojax.models.attention.context.methods import context_unsupported_reason
 from geojax.models.attention.select import IMPLEMENTATIONS, AttentionChoice, chosen_implementation
-from geojax.models.attention.workspace import workspace_bytes
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -11,5 +10,4 @@ __all__ = [
     "attention",
     "chosen_implementation",
     "context_unsupported_reason",
-    "workspace_bytes",
 ]

@@ -16,7 +16,7 @@ import jax
 
 from geojax.collectives import wire_format
 from geojax.models import ModelConfig
-from geojax.models.attention import workspace_bytes
+from geojax.models.attention.workspace import workspace_bytes
 from geojax.models.head import chunk_plan
 from geojax.models.parameters import UNQUANTIZED, parameter_count, parameter_shapes
 from geojax.optim import OptimizerSettings, make_optimizer

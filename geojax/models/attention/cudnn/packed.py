@@ -6,6 +6,7 @@ positions, and back. In the backward pass it makes room for whole sequences of g
 that heads and rows are computed in groups.
 """
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -154,10 +155,8 @@ def packed_backward(
 
 def _sum(parts: list[jax.Array]) -> jax.Array:
     """Sum the gradients of a key head that several groups read, in at least float32."""
-    if len(parts) == 1:
-        return parts[0]
     wide = jnp.promote_types(parts[0].dtype, jnp.float32)
-    return sum(part.astype(wide) for part in parts[1:]) + parts[0].astype(wide)
+    return functools.reduce(jnp.add, [part.astype(wide) for part in parts])
 
 
 def _groups(needed_bytes: int, query_shape: tuple[int, ...], key_heads: int) -> tuple[int, int]:
