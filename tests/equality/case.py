@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from support.covering import ALONE, drawn_around, pairwise
+from support.covering import ALONE, cheapest_pairwise, drawn_around, pairwise
 from support.plans import step_plan_on
 
 from geojax import make_mesh
@@ -498,29 +498,29 @@ def all_pairs() -> list[Case]:
 
 
 def make_covering() -> None:
-    """Write `covering.jsonl` anew: the cheapest of some draws; minutes."""
-    draws = [pairwise(FACTORS, exists, kind_of, seconds_of, seed) for seed in range(_DRAWS)]
-    cases = _sorted(min(draws, key=lambda found: sum(map(seconds_of, found))))
+    """Write `covering.jsonl` anew; minutes."""
+    cases = _sorted(cheapest_pairwise(FACTORS, exists, kind_of, seconds_of))
     COVERING.write_text("".join(json.dumps(_changed(case)) + "\n" for case in cases))
 
 
-_DRAWS = 24
-"""Covering arrays of which the cheapest is taken."""
-
-_SECONDS = {"gpt3": 5.0, "gemma": 6.0, "capacity": 8.0, "gpt-oss": 8.0, "deepseek": 14.0}
+_SECONDS = {"gpt3": 4.4, "gemma": 4.1, "capacity": 6.6, "gpt-oss": 6.1, "deepseek": 12.0}
 """Of compiling a model's step in one program."""
 
 
 def seconds_of(values: dict[str, Any]) -> float:
-    """Estimate the processor time of a case: it goes to the compilation of its programs."""
+    """Estimate the processor time of a case: it goes to the compilation of its programs.
+
+    Factors were fitted to 35 cases, to 14% of each. Those that pair with no other are left out, so
+    that their dearer values are as frequent as others.
+    """
     case = Case(**values)
     seconds = _SECONDS[case.family]
     if case.join == "islands":
-        seconds *= 1.2 * case.dc
+        seconds *= 2.2
     if case.precision in _RECIPES:
-        seconds *= 1.6
-    if case.overlap:
-        seconds *= 1.2
+        seconds *= 2.3
+    if case.context:
+        seconds *= 1.3
     return seconds
 
 
