@@ -479,17 +479,20 @@ class Case:
         )
 
 
-SEVERAL_CHUNKS = (
+MORE = (
+    # Stages with several chunks, each of which leaves early.
     Case("gemma", "interleaved", "2 replicas", overlap="overlap"),
     Case("gemma", "zbv", "2 replicas", overlap="overlap", branches="branches"),
+    # Windows across keys that are gathered, also when a layer is computed again.
+    Case("gemma", context="all_gather", remat="full"),
 )
-"""Stages with several chunks, each of which leaves early: no pair of kinds asks for them."""
+"""Cases that no pair of kinds asks for."""
 
 
 def covering() -> list[Case]:
-    """Return the cases of `covering.jsonl`, every value and every pair of kinds, and a few more."""
+    """Return the cases of `covering.jsonl`, every value and every pair of kinds, and `MORE`."""
     drawn = [Case(**json.loads(line)) for line in COVERING.read_text().splitlines()]
-    return [*drawn, *SEVERAL_CHUNKS]
+    return [*drawn, *MORE]
 
 
 def all_pairs() -> list[Case]:

@@ -115,8 +115,17 @@ def test_windows_and_sinks(packed, windowed):
 
 
 @pytest.mark.usefixtures("emulated")
-@pytest.mark.parametrize("most", [1, 2, CAPACITIES[0], CAPACITIES[1], CAPACITIES[1] + 1])
-@pytest.mark.parametrize(("most_bytes", "key_heads"), [(2**30, 2), (2**16, 2), (1, 2), (1, 1)])
+@pytest.mark.parametrize(
+    ("most", "most_bytes", "key_heads"),
+    [
+        (1, 2**30, 2),
+        (2, 2**30, 2),
+        (CAPACITIES[0], 2**16, 2),
+        (CAPACITIES[1], 1, 2),
+        (CAPACITIES[1] + 1, 2**30, 2),
+        (2, 1, 1),
+    ],
+)
 def test_rows_of_one_few_and_many_documents(monkeypatch, most, most_bytes, key_heads):
     monkeypatch.setattr(packed_rows, "MOST_WORKSPACE_BYTES", most_bytes)
     length = CAPACITIES[1] + 1

@@ -86,10 +86,8 @@ def test_the_messages_of_several_chunks_carry_the_bytes_of_each():
 
 def test_gradients_are_the_same_bits_however_many_chunks_leave_together():
     parameters, batch = drawn_parameters(MODEL), make_batch(MODEL, rows=2 * MICROBATCHES)
-    alone, *others = (
-        gradients_of_step(MODEL, parameters, batch, None, plan_of(together))
-        for together in (1, 2, 3)
+    alone, pairs = (
+        gradients_of_step(MODEL, parameters, batch, None, plan_of(together)) for together in (1, 2)
     )
     assert any(np.any(leaf) for leaf in jax.tree.leaves(alone.gradients))
-    for other in others:
-        jax.tree.map(np.testing.assert_array_equal, other, alone)
+    jax.tree.map(np.testing.assert_array_equal, pairs, alone)
