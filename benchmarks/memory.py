@@ -332,6 +332,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--estimate", action="store_true", help="compile nothing")
     arguments = parser.parse_args()
+    if arguments.estimate and not arguments.output.exists():
+        parser.error(f"{arguments.output} is not there; without --estimate layouts are compiled")
     jax.config.update("jax_platforms", "cpu")
     rows = json.loads(arguments.output.read_text())["layouts"] if arguments.output.exists() else []
     if not arguments.estimate:

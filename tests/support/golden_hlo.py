@@ -1,8 +1,12 @@
-"""Fingerprints of the optimized HLO of twelve training configs: what a refactoring must not change.
+"""Fingerprints of the optimized HLO of twenty training configs: what a refactoring must not change.
 
     python tests/support/golden_hlo.py record before.json
     python tests/support/golden_hlo.py compare before.json
+    python tests/support/golden_hlo.py record shipped.json --shipped
     python tests/support/golden_hlo.py traffic
+
+With `--shipped` they are those of two of `configs/`, compiled ahead of time for their H100s, which
+takes jax[cuda13].
 
 Metadata (names of scopes, files and lines) is stripped, and every computation and instruction is
 renamed in the order of its appearance, so that moving or renaming Python code changes nothing.
@@ -18,6 +22,8 @@ import re
 import sys
 from pathlib import Path
 
+import jax
+
 sys.path[:0] = [str(Path(__file__).resolve().parents[each]) for each in (2, 1)]
 os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
 
@@ -25,15 +31,29 @@ from geojax.runtime import simulate_devices
 
 simulate_devices(8)
 
+from support.resolving import step_of
 from support.step_traffic import by_kind
 
 from geojax.config.run_config import RunConfig
 from geojax.hlo import collective_traffic
+from geojax.islands.island_plan import (
+    island_plan,
+    make_site_mesh,
+    site_parts,
+    site_programs,
+)
+from geojax.planner.compile_target import CompileTarget
+from geojax.planner.compiled_step import CompiledProgram
 from geojax.planner.passes import longest_loop
 from geojax.planner.resolve.resolve import resolve
+from geojax.planner.resolve.traced_run import trace_on
 from geojax.settings import validate
 from geojax.step.config_plan import make_run_mesh, step_plan
 from geojax.train.compiled_run import CompiledRun
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SHIPPED = ("llama3-8b-2x8", "llama3-70b-2x256")
+"""Configs of `configs/` that are compiled for their GPUs."""
 
 MODEL = {
     "num_hidden_layers": 4,
@@ -104,7 +124,100 @@ CONFIGS = {
         "batch": {"global_batch_size": 16, "sequence_length": 32, "microbatches": 4},
         "precision": "fp8-current",
     },
+    "latents-later-tokens": {
+        "mesh": {"dc": 2, "data": 2, "tensor": 2},
+        **SEQUENCE,
+        "model": {
+            **MODEL,
+            "num_key_value_heads": 4,
+            "q_lora_rank": 16,
+            "kv_lora_rank": 12,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 8,
+            "rope_interleave": True,
+            "first_k_dense_replace": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "scoring_func": "sigmoid",
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.5,
+            "use_router_bias": True,
+            "num_nextn_predict_layers": 1,
+        },
+    },
+    "gpt-oss": {
+        "mesh": {"dc": 2, "expert": 2, "tensor": 2},
+        "model": MIXTURE
+        | {
+            "use_attention_sinks": True,
+            "qkv_bias": True,
+            "attention_output_bias": True,
+            "swiglu_limit": 7.0,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "moe_bias": True,
+        },
+        "precision": "bf16",
+    },
+    "gemma-3": {
+        "mesh": {"dc": 2, "data": 2, "tensor": 2},
+        "zero": {"stage": 2},
+        "model": MODEL
+        | {
+            "norm": "rmsnorm1p",
+            "sandwich_norm": True,
+            "hidden_act": "gelu_pytorch_tanh",
+            "use_qk_norm": True,
+            "query_pre_attn_scalar": 12,
+            "rope_local_base_freq": 100.0,
+            "scale_embeddings": True,
+            "tie_word_embeddings": True,
+            "sliding_window": 8,
+            "layer_types": [*3 * ["sliding_attention"], "full_attention"],
+        },
+    },
+    "gpt-2": {
+        **STAGES,
+        "pipeline": {"schedule": "1f1b"},
+        "model": {
+            **{name: size for name, size in MODEL.items() if name != "num_key_value_heads"},
+            "norm": "layernorm",
+            "hidden_act": "gelu_pytorch_tanh",
+            "gated": False,
+            "position_embedding_type": "learned_absolute",
+            "qkv_bias": True,
+            "attention_output_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "dropout": 0.1,
+        },
+    },
+    "lora": {
+        "mesh": {"dc": 2, "data": 2, "tensor": 2},
+        **SEQUENCE,
+        "model": MODEL | {"lora": {"rank": 4, "alpha": 8.0}},
+    },
+    "muon-experts": {
+        "mesh": {"dc": 2, "data": 2, "expert": 2},
+        "model": MIXTURE | {"capacity_factor": 1.0, "n_shared_experts": 1},
+        "optimizer": {"name": "muon"},
+    },
+    "ring-selective": {
+        "mesh": {"dc": 2, "data": 2, "context": 2},
+        "parallelism": {"context_method": "ring"},
+        "remat": "selective",
+    },
+    "islands": {
+        "mesh": {"dc": 2, "data": 2, "tensor": 2},
+        "dc": {"join": "islands"},
+        **SEQUENCE,
+        "zero": {"stage": 2},
+    },
 }
+"""What is changed of `COMMON`, by golden; of "islands" the programs of one site are taken."""
 
 
 def canonical(text: str) -> str:
@@ -127,6 +240,23 @@ def compiled_run(changes: dict) -> CompiledRun:
     return CompiledRun.build(config, step, step_plan(config, step, mesh))
 
 
+def programs_of(name: str) -> list[jax.stages.Compiled]:
+    """Compile what a golden or a shipped config runs in a step: one program, or those of a site."""
+    if name in SHIPPED:
+        config = RunConfig.load(REPOSITORY / "configs" / f"{name}.yaml")
+        target = CompileTarget.parse(f"h100:{config.mesh.devices}")
+        mesh = target.mesh(config.mesh.model_dump(), config.load_topology())
+        return [CompiledProgram.of(trace_on(config, mesh)).program]
+    if CONFIGS[name].get("dc", {}).get("join") != "islands":
+        return [compiled_run(CONFIGS[name]).step_program]
+    config = validate(RunConfig, COMMON | CONFIGS[name], "golden")
+    devices = jax.devices()[: config.mesh.devices // config.mesh.dc]
+    resolved = step_of(config, devices)
+    plan = island_plan(config, resolved.layout, make_site_mesh(config, devices))
+    programs = site_programs(config, site_parts(config, resolved)[0], plan)
+    return [traced.lower().compile() for _, traced in programs.traced()]
+
+
 def print_traffic(name: str) -> None:
     """Print the bytes of each kind of collective, and mark those that the compiler changed."""
     run = compiled_run(CONFIGS[name])
@@ -145,14 +275,15 @@ def main() -> int:
     parser.add_argument("file", type=Path, nargs="?", default=Path("golden.json"))
     parser.add_argument("--keep", type=Path, help="folder for the texts")
     parser.add_argument("--only", nargs="*", default=list(CONFIGS), choices=list(CONFIGS))
+    parser.add_argument("--shipped", action="store_true", help="configs for GPUs, ahead of time")
     arguments = parser.parse_args()
     if arguments.verb == "traffic":
         for name in arguments.only:
             print_traffic(name)
         return 0
     made = {}
-    for name in arguments.only:
-        text = canonical(compiled_run(CONFIGS[name]).step_program.as_text())
+    for name in SHIPPED if arguments.shipped else arguments.only:
+        text = "\n".join(canonical(program.as_text()) for program in programs_of(name))
         if arguments.keep:
             arguments.keep.mkdir(parents=True, exist_ok=True)
             (arguments.keep / f"{name}.hlo").write_text(text)
