@@ -26,6 +26,7 @@ from geojax.cli import (
     generate,
     launch,
     plan,
+    plan_options,
     probe,
     settings,
     train,
@@ -41,7 +42,7 @@ from geojax.suggestions import did_you_mean
 
 Subcommand = (
     Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
-    | Annotated[plan.PlanCommand, tyro.conf.subcommand("plan")]
+    | Annotated[plan_options.PlanCommand, tyro.conf.subcommand("plan")]
     | Annotated[settings.SettingsCommand, tyro.conf.subcommand("settings")]
     | Annotated[probe.ProbeCommand, tyro.conf.subcommand("probe")]
     | Annotated[export.ExportCommand, tyro.conf.subcommand("export")]
@@ -132,7 +133,7 @@ def _run(arguments: list[str]) -> int:
     command, unknown = _parse(_config_first(arguments))
     if isinstance(command, train.TrainCommand):
         return train.run(command, unknown)
-    if isinstance(command, plan.PlanCommand):
+    if isinstance(command, plan_options.PlanCommand):
         return plan.run(command, unknown)
     if isinstance(command, probe.ProbeCommand):
         return probe.run(command, unknown)

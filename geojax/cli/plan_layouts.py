@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rich.console import Console
 
 from geojax.cli import plan_tables
+from geojax.cli.plan_options import PlanCommand
 from geojax.errors import UserError
 
 if TYPE_CHECKING:
-    from geojax.cli.plan import PlanCommand
     from geojax.cli.planned_runs import PlannedRuns
     from geojax.config.run_config import RunConfig
     from geojax.planner.cost.calibration import Calibration
@@ -58,7 +58,7 @@ class FoundLayouts(NamedTuple):
 
 
 def find_layouts(
-    command: "PlanCommand",
+    command: PlanCommand,
     request: "PlanRequest",
     config: "RunConfig | None",
     calibration: "Calibration",

@@ -21,6 +21,7 @@ from geojax.cli.plan_layouts import (
     print_traces,
     write_config,
 )
+from geojax.cli.plan_options import PlanCommand
 from geojax.cli.plan_request import (
     asks_about_another,
     calibration_of,
@@ -36,7 +37,6 @@ from geojax.errors import UserError
 from geojax.exit_codes import FAILURE
 
 if TYPE_CHECKING:
-    from geojax.cli.plan import PlanCommand
     from geojax.planner.compile_target import CompileTarget
     from geojax.planner.cost.calibration import Calibration
     from geojax.planner.cost.layout import LayoutCandidate
@@ -60,7 +60,7 @@ class PredictedStep(NamedTuple):
         }
 
 
-def print_model_page(command: "PlanCommand", overrides: Sequence[str], console: Console) -> int:
+def print_model_page(command: PlanCommand, overrides: Sequence[str], console: Console) -> int:
     """Print the fastest layouts of a model, and return the exit code 0.
 
     Raises:
@@ -90,7 +90,7 @@ def print_model_page(command: "PlanCommand", overrides: Sequence[str], console: 
 class ConfigPage:
     """The page of a config: what is known of its step, and of faster ones."""
 
-    def __init__(self, command: "PlanCommand", overrides: Sequence[str], console: Console):
+    def __init__(self, command: PlanCommand, overrides: Sequence[str], console: Console):
         """Trace the step, and check all that options ask for.
 
         Raises:
@@ -218,7 +218,7 @@ class ConfigPage:
 
 
 def _print_more(
-    command: "PlanCommand",
+    command: PlanCommand,
     request: "PlanRequest",
     calibration: "Calibration",
     found: FoundLayouts | None,
@@ -263,7 +263,7 @@ def _make(folder: Path) -> None:
         raise UserError(f"--pictures {folder}: cannot be made ({error.strerror})") from None
 
 
-def _write_figures(command: "PlanCommand", figures: dict[str, Any], console: Console) -> None:
+def _write_figures(command: PlanCommand, figures: dict[str, Any], console: Console) -> None:
     path = command.json_file
     if path is None:
         return

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from geojax.cli.plan_options import PlanCommand
 from geojax.errors import UserError
 from geojax.planner.search.choices import OpenChoices
 
 if TYPE_CHECKING:
-    from geojax.cli.plan import PlanCommand
     from geojax.config.run_config import RunConfig
     from geojax.planner.cost.calibration import Calibration
     from geojax.planner.cost.layout import LayoutCandidate
@@ -35,12 +35,12 @@ def is_run(path: Path) -> bool:
     return not load_yaml(path).keys().isdisjoint(("model", "run_directory", "batch"))
 
 
-def asks_about_another(command: "PlanCommand") -> bool:
+def asks_about_another(command: PlanCommand) -> bool:
     """Return True if options put another topology or batch in place of the config's."""
     return any(getattr(command, name) is not None for name in _KEYS)
 
 
-def config_of(command: "PlanCommand", overrides: Sequence[str]) -> "RunConfig":
+def config_of(command: PlanCommand, overrides: Sequence[str]) -> "RunConfig":
     """Return the config with the settings that options and overrides change."""
     from geojax.config.run_config import RunConfig
 
@@ -81,7 +81,7 @@ def request_of_config(
 
 
 def request_of_model(
-    command: "PlanCommand", overrides: Sequence[str], calibration: "Calibration"
+    command: PlanCommand, overrides: Sequence[str], calibration: "Calibration"
 ) -> "PlanRequest":
     """Ask for layouts of a model that has no config yet.
 
@@ -136,7 +136,7 @@ def _measured(calibration: "Calibration") -> dict[str, Any]:
     return {"remats": (calibration.stage_times.remat,)}
 
 
-def calibration_of(command: "PlanCommand") -> "Calibration":
+def calibration_of(command: PlanCommand) -> "Calibration":
     """Return what accelerators and networks reach of their rates."""
     from geojax.pipeline.simulation.stage_times import StageTimes
     from geojax.planner.cost.calibration import MEASURED, Calibration
