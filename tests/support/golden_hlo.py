@@ -199,6 +199,7 @@ CONFIGS = {
         "mesh": {"dc": 2, "data": 2, "tensor": 2},
         **SEQUENCE,
         "model": MODEL | {"lora": {"rank": 4, "alpha": 8.0}},
+        "initial_weights": "weights",
     },
     "muon-experts": {
         "mesh": {"dc": 2, "data": 2, "expert": 2},
