@@ -39,22 +39,18 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "Pipeline": "geojax.pipeline.facade",
-    "Schedule": "geojax.pipeline",
-    "Topology": "geojax.topology",
-    "Trainer": "geojax.trainer",
-    "WireFormat": "geojax.collectives",
-    "all_gather": "geojax.collectives",
-    "all_reduce": "geojax.collectives",
-    "collective_traffic": "geojax.hlo",
-    "make_mesh": "geojax.mesh",
-    "reduce_scatter": "geojax.collectives",
-    "start_all_reduce": "geojax.collectives",
+_NAMES = {
+    "geojax.collectives": "WireFormat all_gather all_reduce reduce_scatter start_all_reduce",
+    "geojax.hlo": "collective_traffic",
+    "geojax.mesh": "make_mesh",
+    "geojax.pipeline": "Schedule",
+    "geojax.pipeline.facade": "Pipeline",
+    "geojax.topology": "Topology",
+    "geojax.trainer": "Trainer",
 }
 
 
-__getattr__ = importer(__name__, _MODULES)
+__getattr__ = importer(__name__, _NAMES)
 
 
 def __dir__() -> list[str]:

@@ -6,13 +6,14 @@ from importlib import import_module
 from typing import Any
 
 
-def importer(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+def importer(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of a package that imports names when they are first used.
 
     Args:
         package: its name.
-        modules: the module of each name.
+        names: of each module, with spaces between them.
     """
+    modules = {name: module for module, own in names.items() for name in own.split()}
 
     def imported(name: str) -> Any:
         if name not in modules:

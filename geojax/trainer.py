@@ -10,7 +10,7 @@ from geojax.checkpoint import RunDirectory
 from geojax.config.run_config import RunConfig
 from geojax.data.corpus import check_sources
 from geojax.data.standard_library import open_standard_library
-from geojax.inference.samples import sample_texts, unsampled_reason
+from geojax.inference.samples import sample_texts
 from geojax.planner.fp8_products import check_fp8_products
 from geojax.planner.measured_timeline import draw
 from geojax.planner.resolve.resolve import resolve
@@ -30,7 +30,6 @@ SERVICES = Services(
     draw,
     sample_texts,
     open_standard_library,
-    unsampled_reason,
     advice_of_process,
 )
 """The services of every run."""

@@ -20,7 +20,7 @@ from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.inference import LoadedModel, Sampling, generate
 from geojax.inference.loaded_model import serving_mesh, weight_layouts
 from geojax.models import ModelConfig
-from geojax.models.huggingface import HuggingFaceWeights, read_model_fields
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights, read_model_fields
 
 CONFIG = ModelConfig(**read_model_fields(FOLDER))
 MESH = serving_mesh(1, 1, 1)

@@ -14,13 +14,14 @@ import jax.errors
 from jax.sharding import Mesh
 
 from geojax.checkpoint.agreement import first_text
+from geojax.checkpoint.failed_write import reason
 from geojax.checkpoint.folder import committed_steps
 from geojax.checkpoint.reading.common_save import SavesOfSites
 from geojax.checkpoint.reading.restorer import Restorer
 from geojax.checkpoint.saved_array import SavedArray
 from geojax.checkpoint.site_folders import open_site_folders
 from geojax.checkpoint.site_group import SiteGroup, site_groups
-from geojax.checkpoint.site_writer import SiteWriter, reason
+from geojax.checkpoint.site_writer import SiteWriter
 from geojax.errors import LostContactError, RunError, UserError
 from geojax.named_arrays import describe_arrays, leaves_by_name, leaves_of_parts
 from geojax.runtime import translate_collective_errors

@@ -1,20 +1,11 @@
-"""Writing the checkpoints of one group of processes, in the background, with Orbax."""
+"""The folder of checkpoints of one group of processes, written in the background."""
 
 import contextlib
-import dataclasses
-import functools
-import logging
-import sys
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import jax
-import orbax.checkpoint as ocp
-
-from geojax.checkpoint import manifest
 from geojax.checkpoint.folder import (
     committed_steps,
     interrupted_steps,
@@ -24,10 +15,6 @@ from geojax.checkpoint.folder import (
     set_aside,
 )
 from geojax.checkpoint.site_group import SiteGroup
-from geojax.runtime.liveness.exit_messages import first_line
-
-_LONGEST_REASON = 120
-"""Letters of a reason that names no files."""
 
 
 class SiteWriter:
@@ -41,23 +28,10 @@ class SiteWriter:
         self.group, self.folder = group, folder
         self._keep = keep
         self._report = report if group.is_primary_here else lambda line: None
-        for name in ("absl", "asyncio"):
-            logging.getLogger(name).addFilter(_is_not_raised_too)
-        _hide_writes_after_a_failed_one()
-        processes = ocp.options.MultiprocessingOptions(
-            primary_host=group.primary,
-            active_processes=set(group.processes),
-            # Sites that save at once meet at barriers of their own.
-            barrier_sync_key_prefix=group.name or None,
-        )
-        self._handler = _SiteHandler(group, processes)
-        self._orbax = ocp.AsyncCheckpointer(
-            self._handler,
-            multiprocessing_options=processes,
-            # The signal that a folder is there has one name in the whole job: a site that has
-            # saved would remove that of one which has not, and leave it waiting.
-            async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
-        )
+        # Imported here: Orbax takes a fifth of a second, and most commands save nothing.
+        from geojax.checkpoint.orbax_save import OrbaxSave
+
+        self._orbax = OrbaxSave(group)
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def make_room(
@@ -102,12 +76,11 @@ class SiteWriter:
         """Copy `arrays` off the devices and write them in the background, with a manifest."""
         finished: Future[None] = Future()
         try:
-            self._handler.content = content
-            self._orbax.save(self.folder / str(step), args=SaveArrays(dict(arrays)))
+            self._orbax.begin(self.folder / str(step), arrays, content)
         except (OSError, ValueError) as error:
             finished.set_exception(error)
             return finished
-        return self._background.submit(self._finish)
+        return self._background.submit(self._orbax.finish)
 
     def remove_old(self) -> None:
         """Remove all but the newest checkpoints, in the background, once all sites have saved."""
@@ -119,130 +92,6 @@ class SiteWriter:
         self._background.shutdown()
         self._orbax.close()
 
-    def _finish(self) -> None:
-        self._orbax.wait_until_finished()
-        if self._handler.problem is not None:
-            raise OSError(self._handler.problem)
-
     def _remove_old(self) -> None:
         with contextlib.suppress(OSError):  # the next save meets it again, and reports it
             remove_old(self.folder, self._keep)
-
-
-class _SiteHandler(ocp.PyTreeCheckpointHandler):
-    """Handler that saves a dict of arrays and, last before the atomic rename, its manifest.
-
-    A process that cannot write says so in its part of the checksums instead of raising an error:
-    the others would wait for it at Orbax's barriers until they time out. The primary process then
-    writes no manifest, without which there is no checkpoint.
-    """
-
-    def __init__(self, group: SiteGroup, processes: ocp.options.MultiprocessingOptions) -> None:
-        # Compression takes 8% off float32 weights and made a save of 0.5 GB four times longer.
-        arrays = _SiteArrays(primary_host=group.primary, enable_write_sharding_file=False)
-        registry = ocp.type_handlers.create_type_handler_registry((jax.Array, arrays))
-        super().__init__(
-            use_compression=False, multiprocessing_options=processes, type_handler_registry=registry
-        )
-        self._group = group
-        self.content: Mapping[str, Any] = {}
-        self.problem: str | None = None
-
-    async def async_save(
-        self,
-        directory: Any,
-        item: Any = None,
-        save_args: Any = None,
-        args: Any = None,
-    ) -> list[Any]:
-        """Copy the arrays off the devices; waiting for the returned futures finishes the save."""
-        self.problem = None
-        writes = await super().async_save(directory, args=args)
-        return [_WritesThenChecksums(self, writes or [], Path(directory))]
-
-    def finalize(self, directory: Any) -> None:
-        """Join the files of all processes and write the manifest; runs on the primary only."""
-        try:
-            parts = manifest.read_parts(Path(directory), self._group.processes)
-            super().finalize(directory)
-            manifest.write(Path(directory), self.content, parts)
-        except (OSError, ValueError) as error:
-            self.problem = self.problem or reason(error)
-
-
-class _SiteArrays(ocp.type_handlers.ArrayHandler):
-    """Orbax's handler of arrays, for arrays of a site in a job of several.
-
-    Orbax's own writes what process 0 has to write, and takes an array that lies in one process
-    alone for a mistake.
-    """
-
-    async def serialize(self, values: Any, infos: Any, args: Any = None) -> Any:
-        """Write this process's part of the arrays."""
-        whole = [_OwnArray(value) if value.is_fully_addressable else value for value in values]
-        return await super().serialize(whole, infos, args)
-
-
-class _OwnArray:
-    """An array that lies in one process, and says so."""
-
-    def __init__(self, array: jax.Array) -> None:
-        self._array = array
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._array, name)
-
-
-@ocp.args.register_with_handler(_SiteHandler, for_save=True, for_restore=True)
-@dataclasses.dataclass
-class SaveArrays(ocp.args.PyTreeSave):
-    """Arguments of a save: `item`, a dict of arrays. Orbax asks for some of a restore too."""
-
-
-class _WritesThenChecksums:
-    """Future of a save in this process, which writes its files and then checksums them.
-
-    Orbax calls `result` in its background thread, on every process, before the processes meet to
-    commit the checkpoint.
-    """
-
-    def __init__(self, handler: _SiteHandler, writes: Sequence[Any], directory: Path) -> None:
-        self._handler = handler
-        self._writes = writes
-        self._directory = directory
-
-    def result(self, timeout: float | None = None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        try:
-            for write in self._writes:
-                write.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            manifest.write_part(self._directory, jax.process_index())
-        except (OSError, ValueError) as error:
-            self._handler.problem = reason(error)
-
-
-def reason(error: BaseException) -> str:
-    """Return the reason of a failed write in one line, without TensorStore's details and paths."""
-    text: str = getattr(error, "strerror", None) or first_line(error).partition(" [")[0]
-    return text if len(text) <= _LONGEST_REASON else text.rpartition(": ")[2][-_LONGEST_REASON:]
-
-
-@functools.cache
-def _hide_writes_after_a_failed_one() -> None:
-    """Hide the stack traces of writes that end when Orbax has given up, since one had failed.
-
-    TensorStore then calls back into an event loop that is closed, hundreds of times.
-    """
-    show = sys.unraisablehook
-
-    def show_others(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            show(unraisable)
-
-    sys.unraisablehook = show_others
-
-
-def _is_not_raised_too(record: logging.LogRecord) -> bool:
-    """Filter out the error of a save that is logged with a stack trace, since it is reported."""
-    never_retrieved = str(record.msg).startswith("_GatheringFuture exception was never")
-    return not (record.exc_info and ("orbax" in record.pathname or never_retrieved))

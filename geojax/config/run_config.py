@@ -14,7 +14,7 @@ from geojax.data import DataSettings
 from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.frozen import mark_frozen, trained_part
-from geojax.models.huggingface import read_model_fields
+from geojax.models.huggingface.checkpoint import read_model_fields
 from geojax.optim import OptimizerSettings
 from geojax.optim.optimizer import check_groups
 from geojax.optim.registry import optimizer_entry

@@ -25,20 +25,15 @@ if TYPE_CHECKING:
     from geojax.data.storage import Prepared as Prepared
     from geojax.data.tokenizer import Tokenizer as Tokenizer
 
-_MODULES = {
-    "Batch": "geojax.data.packing",
-    "Corpus": "geojax.data.corpus",
-    "DataSettings": "geojax.data.settings",
-    "Loader": "geojax.data.loader",
-    "PrepareSettings": "geojax.data.settings",
-    "PrepareSource": "geojax.data.settings",
-    "Prepared": "geojax.data.storage",
-    "Source": "geojax.data.corpus",
-    "SourceSettings": "geojax.data.settings",
-    "Tokenizer": "geojax.data.tokenizer",
-    "pack": "geojax.data.packing",
-    "prepare": "geojax.data.preparation",
-    "prepare_standard_library": "geojax.data.standard_library",
+_NAMES = {
+    "geojax.data.corpus": "Corpus Source",
+    "geojax.data.loader": "Loader",
+    "geojax.data.packing": "Batch pack",
+    "geojax.data.preparation": "prepare",
+    "geojax.data.settings": "DataSettings PrepareSettings PrepareSource SourceSettings",
+    "geojax.data.standard_library": "prepare_standard_library",
+    "geojax.data.storage": "Prepared",
+    "geojax.data.tokenizer": "Tokenizer",
 }
 
-__getattr__ = importer(__name__, _MODULES)
+__getattr__ = importer(__name__, _NAMES)

@@ -22,6 +22,7 @@ from jax import lax
 
 from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
+from geojax.models.declaration import Parameters
 from geojax.models.feed_forward import linear
 from geojax.models.head import head, soft_cap
 from geojax.models.layers import (
@@ -34,82 +35,8 @@ from geojax.models.layers import (
     second_block,
 )
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
-from geojax.models.parameters import Parameters
 from geojax.models.rotary import score_scale
 from geojax.models.transformer import embed
-
-_TRAINING_FIELDS = {
-    "capacity_factor",
-    "dropout",
-    "initializer_range",
-    "mtp_loss_scaling_factor",
-    "num_nextn_predict_layers",
-    "router_aux_loss_coef",
-    "router_z_loss_coef",
-    "z_loss_coef",
-}
-_CARRIED_FIELDS = _TRAINING_FIELDS | {
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-    "norm",
-    "sandwich_norm",
-    "rms_norm_eps",
-    "latent_norm_eps",
-    "hidden_act",
-    "gated",
-    "swiglu_limit",
-    "swiglu_alpha",
-    "position_embedding_type",
-    "sliding_window",
-    "layer_types",
-    "rope_parameters",
-    "rope_local_base_freq",
-    "query_pre_attn_scalar",
-    "attn_logit_softcapping",
-    "use_attention_sinks",
-    "qkv_bias",
-    "use_qk_norm",
-    "attention_output_bias",
-    "mlp_bias",
-    "tie_word_embeddings",
-    "scale_embeddings",
-    "final_logit_softcapping",
-    "num_experts",
-    "num_experts_per_tok",
-    "moe_intermediate_size",
-    "moe_bias",
-    "n_shared_experts",
-    "norm_topk_prob",
-    "q_lora_rank",
-    "kv_lora_rank",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "v_head_dim",
-    "rope_interleave",
-    "first_k_dense_replace",
-    "scoring_func",
-    "routed_scaling_factor",
-    "n_group",
-    "topk_group",
-    "use_router_bias",
-}
-"""Settings of a model that the decoder carries, whatever their values."""
-
-
-def undecodable_reason(config: ModelConfig) -> str | None:
-    """Say which setting of `config` the decoder does not carry; None: it carries the model."""
-    given = config.model_dump()
-    for name, field in ModelConfig.model_fields.items():
-        default = field.get_default(call_default_factory=True, validated_data=given)
-        if name not in _CARRIED_FIELDS and (value := getattr(config, name)) != default:
-            return f"{name}={value}"
-    return None
 
 
 class Cache(NamedTuple):

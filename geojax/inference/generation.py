@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from geojax.collectives.axes import varying_axes
 from geojax.data import Tokenizer
 from geojax.errors import RunError, UserError
-from geojax.inference.decoder import Cache, decode, prefill, undecodable_reason
+from geojax.inference.decoder import Cache, decode, prefill
 from geojax.inference.loaded_model import (
     SEQUENCES,
     LoadedModel,
@@ -139,8 +139,8 @@ def generate(
         batch_size: prompts that are continued together.
 
     Raises:
-        UserError: an argument is out of range, the decoder does not carry the model, or a text
-            would take more than its positions.
+        UserError: an argument is out of range, or a text would take more than the model's
+            positions.
         RunError: the memory of the devices is too small.
     """
     check_request(model.config, prompts, max_new_tokens, seed)
@@ -168,8 +168,6 @@ def check_request(
     config: ModelConfig, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int
 ) -> None:
     """Raise a UserError if the model cannot be asked for that: see `generate`."""
-    if (reason := undecodable_reason(config)) is not None:
-        raise UserError(f"generate: the decoder does not carry the model's {reason}")
     if any(len(prompt) == 0 for prompt in prompts):
         raise UserError("generate: a prompt is empty; at least one token would be right")
     beyond = [token for prompt in prompts for token in prompt if not 0 <= token < config.vocab_size]

@@ -4,17 +4,10 @@ from typing import Any
 
 from geojax.config.run_config import SampleSettings
 from geojax.data import Tokenizer
-from geojax.inference.decoder import undecodable_reason
 from geojax.inference.generation import encode_prompts, most_new_tokens, write_texts
 from geojax.inference.loaded_model import LoadedModel
 from geojax.inference.sampling import Sampling
 from geojax.models import ModelConfig
-
-
-def unsampled_reason(model: ModelConfig) -> str | None:
-    """Say why a model cannot write; None: it can."""
-    reason = undecodable_reason(model)
-    return None if reason is None else f"the decoder does not carry the model's {reason}"
 
 
 def sample_texts(

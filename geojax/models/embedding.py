@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 
 from geojax.collectives.axes import (
@@ -14,8 +15,26 @@ from geojax.collectives.axes import (
     zeros_of,
 )
 from geojax.models.config import ModelConfig
+from geojax.models.declaration import normal, parameter
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.tensor import reduce_from_tp_region
+
+
+class Table(nnx.Module):
+    """A table of `entries` rows; `axis`: the mesh axis that shards them."""
+
+    def __init__(self, entries: int, config: ModelConfig, axis: str | None = None):
+        initial = normal(config.initializer_range)
+        self.embedding = parameter((entries, config.hidden_size), initial, axes=(axis, None))
+
+
+class Embedding(nnx.Module):
+    """The tables of tokens and of learned positions."""
+
+    def __init__(self, config: ModelConfig):
+        self.tokens = Table(config.vocab_size, config, "tensor")
+        if config.position_embedding_type == "learned_absolute":
+            self.positions = Table(config.max_position_embeddings, config)
 
 
 def look_up(table: jax.Array, indices: jax.Array) -> jax.Array:

@@ -4,18 +4,20 @@ Shapes: B batch, S sequence, H hidden, F ffn.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from geojax.models.config import ModelConfig
-from geojax.models.lora import LORA_A, adapter_product
+from geojax.models.declaration import Parameters, constant, normal, parameter
+from geojax.models.lora import LORA_A, TargetModule, adapter_product, draw_lora_a
 from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
-from geojax.models.parameters import Parameters
 from geojax.precision import NO_FP8, Axes, LinearMatmul, saveable
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -27,6 +29,75 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 KernelSharding = Literal["columns", "rows"]
 """Dim of a kernel that is sharded over `tensor`: "columns", each rank computes some of the outputs;
 "rows", the ranks' outputs have to be summed."""
+
+
+class Linear(nnx.Module):
+    """A linear layer: a kernel [inputs, outputs], perhaps with a bias and an adapter.
+
+    Args:
+        inputs: size of the last dim that it reads.
+        outputs: size of the last dim that it makes.
+        config: the model.
+        sharding: dim of the kernel that `tensor` shards; None: none. The outputs of "rows" are
+            added to the residual stream: they begin with 1 / sqrt(2 layers) of the deviation, as in
+            GPT-2 and Megatron-LM.
+        bias: True if it has one.
+        fp8: True if a layer's recipe is followed.
+        heads: see `Declaration`.
+        experts: number of experts, each with a kernel of its own; 0: no experts.
+        target: name of the layer among those that may have an adapter.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        config: ModelConfig,
+        *,
+        sharding: KernelSharding | None = None,
+        bias: bool = False,
+        fp8: bool = True,
+        heads: int | None = None,
+        experts: int = 0,
+        target: TargetModule | None = None,
+    ):
+        deviation = config.initializer_range
+        if sharding == "rows":
+            deviation /= math.sqrt(2 * config.num_hidden_layers)
+        rows = "tensor" if sharding == "rows" else None
+        columns = "tensor" if sharding == "columns" else None
+        stack, of_stack = ((experts,), ("expert",)) if experts else ((), ())
+        declare = functools.partial(parameter, heads=heads)
+        shape, axes = (*stack, inputs, outputs), (*of_stack, rows, columns)
+        self.kernel = declare(shape, normal(deviation), axes=axes, fp8=fp8)
+        if bias:
+            # That of experts' outputs comes from one rank, before the ranks' outputs are summed.
+            shape, axes = (*stack, outputs), (*of_stack, columns)
+            self.bias = declare(shape, constant(0.0), axes=axes, in_parts=experts > 0)
+        if config.lora is not None and target in config.lora.targets and not experts:
+            # One is sharded as the kernel is, and the other is met in parts.
+            declare, rank = functools.partial(declare, in_parts=True), config.lora.rank
+            self.lora_a = declare((inputs, rank), draw_lora_a, axes=(rows, None))
+            self.lora_b = declare((rank, outputs), constant(0.0), axes=(None, columns))
+
+
+class FeedForward(nnx.Module):
+    """A feed-forward block: up, perhaps a gate, and down.
+
+    Args:
+        width: numbers between them.
+        config: the model.
+        bias: True if its layers have biases.
+        experts: number of experts, each a block of its own; 0: no experts.
+    """
+
+    def __init__(self, width: int, config: ModelConfig, *, bias: bool = False, experts: int = 0):
+        hidden = config.hidden_size
+        layer = functools.partial(Linear, config=config, bias=bias, experts=experts)
+        self.up = layer(hidden, width, sharding="columns", target="up_proj")
+        if config.gated:
+            self.gate = layer(hidden, width, sharding="columns", target="gate_proj")
+        self.down = layer(width, hidden, sharding="rows", target="down_proj")
 
 
 def linear(

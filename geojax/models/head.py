@@ -25,10 +25,11 @@ from jax import lax
 
 from geojax.collectives.axes import vary_over, varying_axes, zero_after, zeros_of
 from geojax.models.config import ModelConfig
+from geojax.models.declaration import Parameters
+from geojax.models.feed_forward import Linear
 from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region
-from geojax.models.parameters import Parameters
 
 Carry = TypeVar("Carry")
 Output = TypeVar("Output")
@@ -37,6 +38,15 @@ CHUNK_BYTES = 512 * 2**20
 """Most bytes of one chunk's logits (but a chunk has at least 1024 tokens, since the kernel's
 gradient is read and written once a chunk)."""
 LEAST_CHUNK_TOKENS = 1024
+
+
+class Head(Linear):
+    """The kernel of the logits, where it is not the table of tokens."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(
+            config.hidden_size, config.vocab_size, config, sharding="columns", fp8=False
+        )
 
 
 def token_loss(

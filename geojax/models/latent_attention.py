@@ -19,15 +19,35 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from geojax.models.config import ModelConfig
-from geojax.models.feed_forward import linear
-from geojax.models.norm import norm
+from geojax.models.declaration import Parameters
+from geojax.models.feed_forward import Linear, linear
+from geojax.models.norm import Norm, norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region
-from geojax.models.parameters import Parameters
 from geojax.models.rotary import rotate
 from geojax.precision import NO_FP8, LinearMatmul
+
+
+class LatentAttention(nnx.Module):
+    """The projections of latent attention, and the norms of its latents."""
+
+    def __init__(self, config: ModelConfig):
+        hidden, heads = config.hidden_size, config.num_attention_heads
+        bias = config.attention_output_bias
+        latent, of_query = config.kv_lora_rank, config.q_lora_rank
+        columns = functools.partial(Linear, config=config, sharding="columns")
+        self.query = columns(of_query or hidden, heads * config.head_dim, target="q_proj")
+        if of_query:
+            self.query_down = Linear(hidden, of_query, config, fp8=False)
+            self.query_down_norm = Norm(of_query, config, has_bias=False)
+        self.key_value_down = Linear(hidden, latent + config.qk_rope_head_dim, config, fp8=False)
+        self.key_value_down_norm = Norm(latent, config, has_bias=False)
+        self.key_value = columns(latent, heads * (config.qk_nope_head_dim + config.v_head_dim))
+        width = heads * config.v_head_dim
+        self.output = Linear(width, hidden, config, sharding="rows", bias=bias, target="o_proj")
 
 
 def project_latent_heads(

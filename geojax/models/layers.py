@@ -9,20 +9,22 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 
 from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
+from geojax.models.declaration import Parameters, normal, parameter
 from geojax.models.dropout import dropout
-from geojax.models.feed_forward import feed_forward_block, linear
-from geojax.models.latent_attention import project_latent_heads
+from geojax.models.feed_forward import FeedForward, Linear, feed_forward_block, linear
+from geojax.models.latent_attention import LatentAttention, project_latent_heads
 from geojax.models.lora import LORA_B, scale_adapters
 from geojax.models.moe import SAVEABLE_MOE, moe_block
-from geojax.models.norm import norm
+from geojax.models.moe.router import Router
+from geojax.models.norm import Norm, norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.sequence_order import local_positions
 from geojax.models.parallel.tensor import TP_COPIED, copy_to_tp_region, stream_positions
-from geojax.models.parameters import SINKS, Parameters
 from geojax.models.rotary import rotary_table, rotate, score_scale
 from geojax.precision import NO_FP8, SAVEABLE_MATMULS, LinearMatmul
 
@@ -37,6 +39,53 @@ _keep_products = functools.partial(
         jax.checkpoint_policies.save_only_these_names(TP_COPIED, *SAVEABLE_MOE, *SAVEABLE_MATMULS),
     ),
 )
+
+
+class Attention(nnx.Module):
+    """The projections of attention, its norms of queries and keys, and its sinks."""
+
+    def __init__(self, config: ModelConfig):
+        hidden, heads, width = config.hidden_size, config.num_key_value_heads, config.head_dim
+        of_queries, bias = config.num_attention_heads * width, config.attention_output_bias
+        project = functools.partial(
+            Linear, hidden, config=config, sharding="columns", bias=config.qkv_bias
+        )
+        self.query = project(of_queries, target="q_proj")
+        self.key = project(heads * width, heads=heads, target="k_proj")
+        self.value = project(heads * width, heads=heads, target="v_proj")
+        self.output = Linear(
+            of_queries, hidden, config, sharding="rows", bias=bias, target="o_proj"
+        )
+        if config.use_qk_norm:
+            self.query_norm = Norm(width, config, of_heads=True, has_bias=False)
+            self.key_norm = Norm(width, config, of_heads=True, has_bias=False)
+        if config.use_attention_sinks:
+            initial = normal(config.initializer_range)
+            self.sinks = parameter((config.num_attention_heads,), initial, axes=("tensor",))
+
+
+class Block(nnx.Module):
+    """A layer: attention, and a feed-forward block or experts."""
+
+    def __init__(self, config: ModelConfig, *, with_experts: bool):
+        hidden = config.hidden_size
+        self.attention_norm = Norm(hidden, config)
+        self.attention = (
+            LatentAttention(config) if config.has_latent_attention else Attention(config)
+        )
+        self.feed_forward_norm = Norm(hidden, config)
+        if config.sandwich_norm:
+            self.attention_post_norm = Norm(hidden, config)
+            self.feed_forward_post_norm = Norm(hidden, config)
+        if not with_experts:
+            self.feed_forward = FeedForward(config.intermediate_size, config, bias=config.mlp_bias)
+            return
+        self.router = Router(config)
+        self.experts = FeedForward(
+            config.moe_intermediate_size, config, bias=config.moe_bias, experts=config.num_experts
+        )
+        if config.n_shared_experts:
+            self.shared_experts = FeedForward(config.shared_expert_intermediate_size, config)
 
 
 class LayerContext(NamedTuple):
@@ -146,7 +195,7 @@ def is_windowed(index: jax.Array, config: ModelConfig) -> jax.Array | None:
 
 def attention_sinks(parameters: Parameters) -> jax.Array | None:
     """Return the sinks of a layer's heads on this rank, [N] in at least float32; None: no sinks."""
-    sinks = parameters["attention"].get(SINKS)
+    sinks = parameters["attention"].get("sinks")
     return None if sinks is None else sinks.astype(jnp.promote_types(sinks.dtype, jnp.float32))
 
 

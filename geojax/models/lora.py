@@ -9,6 +9,7 @@ of a layer's kernel lie beside it in the parameter tree, as "lora_a" and "lora_b
 """
 
 import math
+import typing
 from typing import Any, Literal
 
 import jax
@@ -19,17 +20,6 @@ from geojax.settings import Settings
 
 TargetModule = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 """Name of a linear layer as Llama and its descendants call it."""
-
-OWNER_OF_TARGET: dict[TargetModule, str] = {
-    "q_proj": "query",
-    "k_proj": "key",
-    "v_proj": "value",
-    "o_proj": "output",
-    "gate_proj": "gate",
-    "up_proj": "up",
-    "down_proj": "down",
-}
-"""Name of the linear layer in the parameter tree."""
 
 LORA_A, LORA_B = "lora_a", "lora_b"
 
@@ -63,7 +53,7 @@ class LoraSettings(Settings):
     def targets(self) -> tuple[TargetModule, ...]:
         """The names of the linear layers that have adapters, if the model has them."""
         if self.target_modules == "all-linear":
-            return tuple(OWNER_OF_TARGET)
+            return typing.get_args(TargetModule)
         return self.target_modules
 
     @property
@@ -72,36 +62,15 @@ class LoraSettings(Settings):
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
-def with_adapter_shapes(tree: Any, settings: LoraSettings) -> Any:
-    """Return a tree of `jax.ShapeDtypeStruct`s with those of adapters beside their kernels."""
-    owners = {OWNER_OF_TARGET[target] for target in settings.targets}
-
-    def below(name: str, own: Any) -> Any:
-        if not isinstance(own, dict) or name in ("experts", "router", "head"):
-            return own
-        if "kernel" in own and name in owners:
-            *stack, inputs, outputs = own["kernel"].shape
-            dtype = own["kernel"].dtype
-            return own | {
-                LORA_A: jax.ShapeDtypeStruct((*stack, inputs, settings.rank), dtype),
-                LORA_B: jax.ShapeDtypeStruct((*stack, settings.rank, outputs), dtype),
-            }
-        return {key: below(key, each) for key, each in own.items()}
-
-    return below("", tree)
-
-
 def is_adapter(path: tuple[Any, ...]) -> bool:
     """Return True for the path of an adapter's leaf."""
     return bool(path) and getattr(path[-1], "key", None) in (LORA_A, LORA_B)
 
 
-def init_adapter(name: str, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def draw_lora_a(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Draw an initial `lora_a`, uniform up to 1 / sqrt(inputs), as peft does; a `lora_b` is 0."""
-    if name == LORA_B:
-        return jnp.zeros(shape, dtype)
     bound = 1 / math.sqrt(shape[-2])
-    return jax.random.uniform(key, shape, jnp.float32, -bound, bound).astype(dtype)
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
 
 
 def scale_adapters(parameters: Any, settings: LoraSettings) -> Any:

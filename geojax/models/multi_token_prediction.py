@@ -24,18 +24,32 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.remat import computed_again
 from geojax.models.config import ModelConfig
+from geojax.models.declaration import Parameters
 from geojax.models.embedding import embed_tokens
-from geojax.models.feed_forward import linear
+from geojax.models.feed_forward import Linear, linear
 from geojax.models.head import token_loss
-from geojax.models.layers import LayerContext
+from geojax.models.layers import Block, LayerContext
 from geojax.models.moe import weighted_aux_loss
-from geojax.models.norm import norm
+from geojax.models.norm import Norm, norm
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parameters import Parameters
+
+
+class MultiTokenPrediction(nnx.Module):
+    """A module that predicts a later token."""
+
+    def __init__(self, config: ModelConfig):
+        hidden = config.hidden_size
+        self.embedding_norm = Norm(hidden, config)
+        self.stream_norm = Norm(hidden, config)
+        self.projection = Linear(2 * hidden, hidden, config)
+        self.layers = Block(config, with_experts=config.is_moe)
+        self.final_norm = Norm(hidden, config)
+
 
 RunLayer = Callable[..., tuple[jax.Array, jax.Array | None]]
 """(weights, stream, index=number in the whole model, context=context) to the stream after a layer

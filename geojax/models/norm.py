@@ -2,10 +2,36 @@
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 
 from geojax.models.config import ModelConfig
-from geojax.models.parameters import Parameters
+from geojax.models.declaration import Parameters, constant, parameter
+
+
+class Norm(nnx.Module):
+    """A norm of the last dim.
+
+    Args:
+        size: the dim's.
+        config: the model.
+        of_heads: True if ranks of `tensor` apply it to their own heads alone.
+        has_bias: True if numbers are shifted after it; None: as the model's norms of the stream.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        config: ModelConfig,
+        *,
+        of_heads: bool = False,
+        has_bias: bool | None = None,
+    ):
+        is_stored_minus_1 = config.norm.endswith("1p")
+        scale = constant(0.0 if is_stored_minus_1 else 1.0)
+        self.scale = parameter((size,), scale, in_parts=of_heads)
+        if config.norm.startswith("layernorm") if has_bias is None else has_bias:
+            self.bias = parameter((size,), constant(0.0), in_parts=of_heads)
 
 
 def norm(

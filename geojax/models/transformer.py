@@ -5,6 +5,7 @@ Shapes: B batch, S sequence, H hidden, V vocabulary.
 
 import dataclasses
 import functools
+from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import Layers, LayerSpan
 from geojax.models.chunk.remat import Remat, computed_again, rematerialize
 from geojax.models.config import ModelConfig
+from geojax.models.declaration import Parameters
 from geojax.models.dropout import dropout
 from geojax.models.embedding import embed_tokens, look_up
 from geojax.models.frozen import unmarked
@@ -26,7 +28,6 @@ from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.sequence_order import local_positions
 from geojax.models.parallel.tensor import stream_positions
-from geojax.models.parameters import Parameters
 from geojax.precision import NO_FP8, LinearMatmul
 
 Batch = dict[str, jax.Array]
@@ -35,16 +36,25 @@ row int32 [B]. S is the whole sequence or this rank's share of it (see
 `geojax.models.parallel.sequence_order`)."""
 
 
+class ModelOptions(TypedDict, total=False):
+    """The choices of how a model is computed, by keyword."""
+
+    dropout_key: jax.Array | None
+    """A JAX key that holds seed and step; default None: no dropout."""
+    attention: str
+    """An implementation that `geojax.models.attention` knows; default "auto"."""
+    remat: Remat
+    """See `geojax.models.chunk.remat`; default "none"."""
+    parallelism: Parallelism
+    """The sharding of model and sequences over the ranks of the surrounding `shard_map`, whose
+    shards parameters and batch are; default: one device."""
+    matmul: LinearMatmul
+    """Matmul of the linear layers; embedding, router and head always multiply in the compute dtype.
+    Default: no FP8."""
+
+
 def loss_sum(
-    parameters: Parameters,
-    batch: Batch,
-    config: ModelConfig,
-    *,
-    dropout_key: jax.Array | None = None,
-    attention: str = "auto",
-    remat: Remat = "none",
-    parallelism: Parallelism = SINGLE_DEVICE,
-    matmul: LinearMatmul = NO_FP8,
+    parameters: Parameters, batch: Batch, config: ModelConfig, **options: Unpack[ModelOptions]
 ) -> tuple[jax.Array, jax.Array]:
     """Sum the masked next-token losses; returns that sum and the sum of the mask.
 
@@ -58,29 +68,16 @@ def loss_sum(
         parameters: the tree of `parameter_shapes`.
         batch: see `Batch`.
         config: the model.
-        dropout_key: a JAX key that holds seed and step; None: no dropout.
-        attention: an implementation that `geojax.models.attention` knows.
-        remat: see `geojax.models.chunk.remat`.
-        parallelism: how model and sequences are sharded over the ranks of the surrounding
-            `shard_map`; `parameters` and `batch` are this rank's shards.
-        matmul: matmul of the linear layers; embedding, router and head always multiply in the
-            compute dtype.
+        options: see `ModelOptions`.
 
     Raises:
         UserError: the sequence is longer than learned positions reach, or `remat` is unknown.
     """
-    x, aux_loss = stream(
-        parameters,
-        batch,
-        config,
-        dropout_key=dropout_key,
-        attention=attention,
-        remat=remat,
-        parallelism=parallelism,
-        matmul=matmul,
-    )
+    x, aux_loss = stream(parameters, batch, config, **options)
+    parallelism = options.get("parallelism", SINGLE_DEVICE)
+    key, kernel = options.get("dropout_key"), options.get("attention", "auto")
     total = head_losses(
-        parameters, x, batch, config, parallelism, dropout_key=dropout_key, attention=attention
+        parameters, x, batch, config, parallelism, dropout_key=key, attention=kernel
     ).sum()
     if aux_loss is not None and config.is_moe:
         total += weighted_aux_loss(aux_loss, batch["loss_mask"])
@@ -88,6 +85,18 @@ def loss_sum(
 
 
 def logits(
+    parameters: Parameters, batch: Batch, config: ModelConfig, **options: Unpack[ModelOptions]
+) -> jax.Array:
+    """Compute the logits of every position, [B, S, V], in at least float32.
+
+    Arguments and errors are those of `loss_sum`; targets and loss_mask are not read. With tensor
+    parallelism see `head`.
+    """
+    x, _ = stream(parameters, batch, config, **options)
+    return head(parameters, x, config, options.get("parallelism", SINGLE_DEVICE))
+
+
+def stream(
     parameters: Parameters,
     batch: Batch,
     config: ModelConfig,
@@ -97,35 +106,6 @@ def logits(
     remat: Remat = "none",
     parallelism: Parallelism = SINGLE_DEVICE,
     matmul: LinearMatmul = NO_FP8,
-) -> jax.Array:
-    """Compute the logits of every position, [B, S, V], in at least float32.
-
-    Arguments and errors are those of `loss_sum`; targets and loss_mask are not read. With tensor
-    parallelism see `head`.
-    """
-    x, _ = stream(
-        parameters,
-        batch,
-        config,
-        dropout_key=dropout_key,
-        attention=attention,
-        remat=remat,
-        parallelism=parallelism,
-        matmul=matmul,
-    )
-    return head(parameters, x, config, parallelism)
-
-
-def stream(
-    parameters: Parameters,
-    batch: Batch,
-    config: ModelConfig,
-    *,
-    dropout_key: jax.Array | None,
-    attention: str,
-    remat: Remat,
-    parallelism: Parallelism,
-    matmul: LinearMatmul,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Return the stream after all layers, and the sum of their balance losses (see `layer`)."""
     chunk = model_chunk(

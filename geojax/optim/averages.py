@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from geojax.models.parameters import is_score_bias
+from geojax.models.moe.router import is_score_bias
 
 AVERAGE = "average"
 """Name of the field that holds the averaged weights in the state of each link."""

@@ -13,7 +13,7 @@ import optax
 
 from geojax.collectives import all_reduce
 from geojax.collectives.axes import varying_axes
-from geojax.models.parameters import is_score_bias
+from geojax.models.moe.router import is_score_bias
 from geojax.sharding.leaf_layouts import LeafLayout
 
 

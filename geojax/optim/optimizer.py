@@ -21,7 +21,7 @@ import pydantic
 
 from geojax.errors import UserError
 from geojax.models import is_matrix_or_table
-from geojax.models.parameters import is_score_bias
+from geojax.models.moe.router import is_score_bias
 from geojax.named_arrays import leaf_name
 from geojax.optim.algorithms.adafactor import DIM_OF_MEANS
 from geojax.optim.averages import average_weights, schedule_free

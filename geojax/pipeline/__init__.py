@@ -41,39 +41,18 @@ if TYPE_CHECKING:
     from geojax.pipeline.tick_tables import best_tick_table as best_tick_table
     from geojax.pipeline.tick_tables import tick_table as tick_table
 
-_MODULES = {
-    "geopipe": "geojax.pipeline.generators",
-    "gpipe": "geojax.pipeline.generators",
-    "interleaved": "geojax.pipeline.generators",
-    "latency_hiding": "geojax.pipeline.generators",
-    "one_forward_one_backward": "geojax.pipeline.generators",
-    "zbv": "geojax.pipeline.generators",
-    "zero_bubble_h1": "geojax.pipeline.generators",
-    "zero_bubble_h2": "geojax.pipeline.generators",
-    "SCHEDULES": "geojax.pipeline.registry",
-    "ScheduleEntry": "geojax.pipeline.registry",
-    "schedule_entry": "geojax.pipeline.registry",
-    "Action": "geojax.pipeline.schedule",
-    "Kind": "geojax.pipeline.schedule",
-    "LayerBytes": "geojax.pipeline.schedule",
-    "MemoryLimit": "geojax.pipeline.schedule",
-    "Placement": "geojax.pipeline.schedule",
-    "Schedule": "geojax.pipeline.schedule",
-    "TickTable": "geojax.pipeline.schedule",
-    "Costs": "geojax.pipeline.simulation.costs",
-    "Hop": "geojax.pipeline.simulation.costs",
-    "lock_step": "geojax.pipeline.simulation.lock_step",
-    "simulate": "geojax.pipeline.simulation.simulator",
-    "TimedMessage": "geojax.pipeline.simulation.timeline",
-    "Timeline": "geojax.pipeline.simulation.timeline",
-    "WorkSpan": "geojax.pipeline.simulation.timeline",
-    "best_tick_table": "geojax.pipeline.tick_tables",
-    "tick_table": "geojax.pipeline.tick_tables",
-    "Invariant": "geojax.pipeline.rules",
-    "ScheduleError": "geojax.pipeline.rules",
-    "validate": "geojax.pipeline.rules",
-    "validate_table": "geojax.pipeline.rules",
+_NAMES = {
+    "geojax.pipeline.generators": "geopipe gpipe interleaved latency_hiding "
+    "one_forward_one_backward zbv zero_bubble_h1 zero_bubble_h2",
+    "geojax.pipeline.registry": "SCHEDULES ScheduleEntry schedule_entry",
+    "geojax.pipeline.rules": "Invariant ScheduleError validate validate_table",
+    "geojax.pipeline.schedule": "Action Kind LayerBytes MemoryLimit Placement Schedule TickTable",
+    "geojax.pipeline.simulation.costs": "Costs Hop",
+    "geojax.pipeline.simulation.lock_step": "lock_step",
+    "geojax.pipeline.simulation.simulator": "simulate",
+    "geojax.pipeline.simulation.timeline": "TimedMessage Timeline WorkSpan",
+    "geojax.pipeline.tick_tables": "best_tick_table tick_table",
 }
 
 
-__getattr__ = importer(__name__, _MODULES)
+__getattr__ = importer(__name__, _NAMES)

@@ -1,7 +1,6 @@
 """The FP8 products of compiled programs, counted in their text."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
@@ -9,8 +8,8 @@ from geojax.errors import UserError
 from geojax.hlo import HloParseError
 from geojax.hlo.module import parse_module
 from geojax.hlo.traffic import program_text
-from geojax.models import ModelConfig, parameter_shapes
-from geojax.models.parameters import UNQUANTIZED
+from geojax.models import ModelConfig
+from geojax.models.parameters import declarations
 from geojax.step.plan import StepPlan
 
 _FP8_PRODUCT = 'custom_call_target="__cublas$lt$matmul$f8"'
@@ -53,7 +52,7 @@ def require_fp8_products(
         HloParseError: the text of a program cannot be read.
     """
     follow = any(matmul.recipe for _, matmul in plan.matmul.spans(model.num_stacked_layers))
-    linear = _linear_layers(parameter_shapes(model)["layers"]) if follow else 0
+    linear = _linear_layers(model) if follow else 0
     wanted = _MATMULS_PER_LINEAR * linear
     made = 0
     for program in programs:
@@ -68,12 +67,10 @@ def require_fp8_products(
         )
 
 
-def _linear_layers(layers: Any) -> int:
-    """Count the linear layers of `layers`, a part of the parameters, that can multiply in FP8.
+def _linear_layers(model: ModelConfig) -> int:
+    """Count the linear layers of a layer that can multiply in FP8.
 
-    Those of `UNQUANTIZED` never do, and experts multiply quantized operands in the compute dtype.
+    Experts multiply quantized operands in the compute dtype.
     """
-    if "kernel" in layers:
-        return 1
-    inner = (below for name, below in layers.items() if name not in UNQUANTIZED | {"experts"})
-    return sum(_linear_layers(below) for below in inner if isinstance(below, dict))
+    leaves = jax.tree.leaves(declarations(model)["layers"])
+    return sum(leaf.fp8 and "expert" not in leaf.axes for leaf in leaves)

@@ -16,7 +16,9 @@ from geojax.data.template_files import (
 )
 from geojax.errors import UserError
 from geojax.models import ModelConfig
-from geojax.models.huggingface import CheckpointWriter, family_for, write_adapter
+from geojax.models.huggingface.adapter import write_adapter
+from geojax.models.huggingface.checkpoint import family_for
+from geojax.models.huggingface.write import CheckpointWriter
 from geojax.saved_runs.saved_run import SavedDtype, SavedRun
 
 

@@ -19,7 +19,7 @@ from geojax.errors import UserError
 from geojax.inference import LoadedModel
 from geojax.inference.loaded_model import refuse_mesh
 from geojax.models import ModelConfig
-from geojax.models.huggingface import HuggingFaceWeights
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 from geojax.paths import resolved_path
 from geojax.precision import policy
 from geojax.runtime.liveness.exit_messages import first_line

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.models.parallel.partition import Partition
+from geojax.models.parallel.partition import UNPARTITIONED, Partition
 from geojax.sharding.stage_assignment import PADDING_LAYER, StageAssignment
 
 PADDING = PADDING_LAYER
@@ -68,6 +68,9 @@ class LeafLayout:
 
     wide: bool = False
     """True if it is gathered and computed with in at least float32."""
+
+    fp8: bool = False
+    """True if layers with an FP8 recipe multiply by it in FP8."""
 
     stages: StageAssignment | None = None
     """The layers that the stages of a pipeline hold; None where there is no pipeline. On devices a
@@ -310,8 +313,7 @@ def leaf_layout(
     *,
     stacked: bool,
     model_shards: tuple[DimSharding, ...] = (),
-    partial: bool = False,
-    wide: bool = False,
+    partition: Partition = UNPARTITIONED,
     stages: StageAssignment | None = None,
 ) -> LeafLayout:
     """Lay out a leaf that the model shards and that ZeRO shards further over `shard_axes`.
@@ -327,12 +329,17 @@ def leaf_layout(
         shard_axes: size by name of the axes to shard over; none: each rank holds its part whole.
         stacked: whether the leading dimension counts layers.
         model_shards: the dims that the model shards.
-        partial: see `LeafLayout`.
-        wide: see `LeafLayout`.
+        partition: what else the model says of it.
         stages: see `LeafLayout`.
     """
     unsharded = LeafLayout(
-        tuple(shape), jnp.dtype(dtype), model_shards, partial=partial, wide=wide, stages=stages
+        tuple(shape),
+        jnp.dtype(dtype),
+        model_shards,
+        partial=partition.partial,
+        wide=partition.wide,
+        fp8=partition.fp8,
+        stages=stages,
     )
     if stages is not None and stacked:
         layers = set(stages.order) - {PADDING_LAYER}
@@ -370,7 +377,7 @@ def parameter_layouts(
         stages: the `StageAssignment` of each leaf; None: there is no pipeline.
     """
     if partitions is None:
-        partitions = jax.tree.map(lambda _: Partition(), parameters)
+        partitions = jax.tree.map(lambda _: UNPARTITIONED, parameters)
     if stages is None:
         stages = jax.tree.map(lambda _: None, parameters)
 
@@ -390,8 +397,7 @@ def parameter_layouts(
             {axis: mesh.shape[axis] for axis in axes} if sharded else {},
             stacked=getattr(path[0], "key", None) == "layers",
             model_shards=model_shards,
-            partial=partition.partial,
-            wide=partition.wide,
+            partition=partition,
             stages=assignment,
         )
 

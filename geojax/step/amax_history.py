@@ -21,8 +21,9 @@ from jax import lax
 
 from geojax.collectives.axes import drop_single, to_varying
 from geojax.mesh import AXES
-from geojax.models import ModelConfig, parameter_shapes
-from geojax.models.parameters import UNQUANTIZED
+from geojax.models import ModelConfig
+from geojax.models.declaration import Declaration
+from geojax.models.parameters import declarations
 from geojax.precision import AMAX
 from geojax.sharding import LeafLayout
 from geojax.sharding.leaf_layouts import DimSharding
@@ -51,17 +52,18 @@ def history_layouts(model: ModelConfig, plan: StepPlan) -> Any:
         stages = jax.tree.leaves(assignments)[0]
     shape = (model.num_stacked_layers, sites, _OPERANDS, recipe.history)
     leaf_layout = LeafLayout(shape, jnp.dtype(jnp.float32), shardings, stages=stages)
-    return _of_linear_layers(parameter_shapes(model)["layers"], leaf_layout)
+    return _of_linear_layers(declarations(model)["layers"], leaf_layout)
 
 
 def _of_linear_layers(tree: Any, leaf_layout: LeafLayout) -> Any:
     """Give each linear layer that may follow a recipe `leaf_layout` as its `AMAX`."""
     made = {}
     for name, below in tree.items():
-        if "kernel" in below and name not in UNQUANTIZED:
-            made[name] = {AMAX: leaf_layout}
-        elif isinstance(below, dict) and not {"kernel", "scale"} & set(below):
-            made[name] = _of_linear_layers(below, leaf_layout)
+        if isinstance(below, Declaration):
+            if below.fp8:
+                return {AMAX: leaf_layout}
+        elif of_below := _of_linear_layers(below, leaf_layout):
+            made[name] = of_below
     return made
 
 

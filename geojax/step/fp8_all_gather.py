@@ -28,7 +28,6 @@ from jax import lax
 
 from geojax.mesh import AXES
 from geojax.models import Parameters
-from geojax.models.parameters import UNQUANTIZED
 from geojax.optim.leaf_groups import shard_axes
 from geojax.precision import AMAX, quantize_weight
 from geojax.sharding import LeafLayout
@@ -45,14 +44,14 @@ class KernelAmax(NamedTuple):
     """float32 [...], of this rank's shard, for the history; None: there is no history."""
 
 
-def is_fp8_gathered(path: tuple[Any, ...], layout: LeafLayout, plan: StepPlan) -> bool:
+def is_fp8_gathered(layout: LeafLayout, plan: StepPlan) -> bool:
     """Return True if a leaf of layers that follow the recipe is quantized before it is gathered."""
     recipe = plan.policy.recipe
     if recipe is None or not recipe.weight.serves_both_dims:
         return False
     if plan.staged_layers is not None and recipe.num_bf16_layers_per_end:
         return False
-    if path[-1].key != "kernel" or path[-2].key in UNQUANTIZED or not _is_sent(layout, plan):
+    if not layout.fp8 or not _is_sent(layout, plan):
         return False
     block = recipe.weight.along
     return block is None or _has_whole_blocks(layout, block)
@@ -101,9 +100,7 @@ def kernel_amax(layers: Parameters, layouts: Any, plan: StepPlan, prev_amax: Any
     leaves, structure = jax.tree.flatten_with_path(layers)
     leaf_layouts = jax.tree.leaves(layouts)
     gathered = [
-        number
-        for number, ((path, _), layout) in enumerate(zip(leaves, leaf_layouts, strict=True))
-        if is_fp8_gathered(path, layout, plan)
+        number for number, layout in enumerate(leaf_layouts) if is_fp8_gathered(layout, plan)
     ]
     made: list[KernelAmax | None] = [None] * len(leaves)
     recipe = plan.policy.recipe

@@ -26,7 +26,7 @@ from geojax.models.chunk.layer_io import (
     layer_slice,
     layers_slice,
 )
-from geojax.models.parameters import Parameters
+from geojax.models.declaration import Parameters
 from geojax.precision import detach_amax
 from geojax.step.grad_reduce import (
     GradReduce,

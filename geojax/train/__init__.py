@@ -7,6 +7,6 @@ from geojax.lazy_names import importer
 if TYPE_CHECKING:
     from geojax.train.trainer import Trainer as Trainer
 
-_MODULES = {"Trainer": "geojax.train.trainer"}
+_NAMES = {"geojax.train.trainer": "Trainer"}
 
-__getattr__ = importer(__name__, _MODULES)
+__getattr__ = importer(__name__, _NAMES)

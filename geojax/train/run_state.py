@@ -8,7 +8,7 @@ import jax
 
 from geojax.checkpoint import Checkpointer
 from geojax.checkpoint.reading.initial_weights import read_weights, with_weights
-from geojax.models.huggingface import HuggingFaceWeights
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 from geojax.step.state import TrainState, with_own_sites, with_saved_sites
 from geojax.train.runtime import Runtime
 

@@ -133,6 +133,4 @@ class Services:
     draw_timeline: DrawTimeline
     sample_texts: SampleTexts
     open_builtin: OpenBuiltin
-    unsampled_reason: Callable[[ModelConfig], str | None]
-    """Function that says why a model cannot write; None: it can."""
     link_advice: LinkAdvice

@@ -30,7 +30,7 @@ from geojax.islands.island_plan import (
 )
 from geojax.islands.stage_transport import between_sites
 from geojax.mesh import leads_site, site_names
-from geojax.models.huggingface import HuggingFaceWeights, other_settings
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights, other_settings
 from geojax.runtime.compilation import CompilationCounter
 from geojax.runtime.environment.cluster_env import ProcessSettings, complete
 from geojax.runtime.environment.island_env import IslandSettings
@@ -406,8 +406,7 @@ class Trainer:
         services, model = self._services, config.model.base
         if services is None:
             return (), "the trainer has nothing to write one with"
-        reason = services.unsampled_reason(model) or self.runtime.ungathered_reason()
-        if reason is not None:
+        if (reason := self.runtime.ungathered_reason()) is not None:
             return (), reason
         weights = self.runtime.whole_weights(self.state)
         if not self._first:

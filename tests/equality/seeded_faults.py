@@ -90,10 +90,9 @@ FAULTS = (
     Fault(
         "an adapter is sharded over its rank, not over its inputs",
         "step/test_adapter_steps.py",
-        "models/parallel/partition.py",
-        '        return {dims - 2: "tensor"}\n    if owner == "tokens":\n',
-        '        return {dims - (1 if kind == LORA_A else 2): "tensor"}\n'
-        '    if owner == "tokens":\n',
+        "models/feed_forward.py",
+        "(inputs, rank), draw_lora_a, axes=(rows, None), heads",
+        "(inputs, rank), draw_lora_a, axes=(None, rows), heads",
         "adapters and (tensor or sequence)",
     ),
     Fault(

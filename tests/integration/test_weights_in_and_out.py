@@ -9,7 +9,7 @@ from support.small_runs import finish, losses, start_processes, write_config
 
 from geojax.cli.main import run as geojax
 from geojax.models import ModelConfig, init_parameters
-from geojax.models.huggingface import CheckpointWriter
+from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name
 
 RATE, STEPS = 1e-3, 2

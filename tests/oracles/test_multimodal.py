@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditiona
 from geojax import make_mesh
 from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.models import ModelConfig, logits
-from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights, read_model_fields
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights, read_model_fields
+from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name
 from geojax.precision import policy
 from geojax.step.state import parameter_layouts

@@ -23,7 +23,8 @@ from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.cli.main import run as geojax
 from geojax.models import ModelConfig, logits, parameter_shapes
 from geojax.models.frozen import combine, frozen_part, mark_frozen, trained_part, unmarked
-from geojax.models.huggingface import HuggingFaceWeights, TensorMap, family_for, read_model_fields
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights, family_for, read_model_fields
+from geojax.models.huggingface.tensor_map import TensorMap
 from geojax.models.lora import LORA_A
 from geojax.precision import policy
 from geojax.step.state import parameter_layouts

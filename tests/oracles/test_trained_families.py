@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
 from geojax.models import ModelConfig, logits
-from geojax.models.huggingface import read_model_fields
+from geojax.models.huggingface.checkpoint import read_model_fields
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
 from geojax.saved_runs.export import export_run

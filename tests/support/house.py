@@ -52,8 +52,9 @@ def nodes_of(path: Path) -> list[ast.AST]:
 def names_of(path: Path) -> dict[str, str]:
     """Return the modules of the names that a package imports when they are first used."""
     for node in nodes_of(path):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES":
-            return dict(ast.literal_eval(node.value))
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_NAMES":
+            modules = ast.literal_eval(node.value)
+            return {name: module for module, names in modules.items() for name in names.split()}
     return {}
 
 

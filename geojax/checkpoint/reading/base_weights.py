@@ -6,7 +6,7 @@ import jax
 
 from geojax.checkpoint.agreement import first_text
 from geojax.errors import UserError
-from geojax.models.huggingface import HuggingFaceWeights
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 
 BASE_WEIGHTS = "base_weights"
 """Key of the `fingerprint` in a checkpoint's metadata."""

@@ -12,7 +12,8 @@ from jax.sharding import Mesh, NamedSharding
 from geojax.checkpoint.agreement import first_text
 from geojax.checkpoint.saved_array import Indices
 from geojax.errors import UserError
-from geojax.models.huggingface import HuggingFaceWeights, Slices
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights
+from geojax.models.huggingface.tensor_map import Slices
 from geojax.named_arrays import leaves_by_name
 from geojax.optim.averages import restart_average
 from geojax.sharding.leaf_layouts import PADDING, LeafLayout

@@ -12,7 +12,8 @@ from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.checkpoint.saved_array import Indices
 from geojax.models import ModelConfig, parameter_shapes
-from geojax.models.huggingface import HuggingFaceWeights, Slices
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights
+from geojax.models.huggingface.tensor_map import Slices
 from geojax.models.lora import LORA_A, LORA_B, LoraSettings, merged_kernel
 from geojax.named_arrays import leaves_by_name
 

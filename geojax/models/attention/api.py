@@ -15,7 +15,7 @@ import jax
 from geojax.collectives.axes import vary_over, varying_axes
 from geojax.errors import UserError
 from geojax.models.attention.blocked import TILED
-from geojax.models.attention.blocks import Block, Kernel, join_sinks, sinks_gradient
+from geojax.models.attention.blocks import Kernel, ScoreBlock, join_sinks, sinks_gradient
 from geojax.models.attention.context.methods import context_attention
 from geojax.models.attention.context.ulysses import Attention
 from geojax.models.attention.cudnn.kernel import CUDNN
@@ -155,6 +155,8 @@ def _backward(
 _unsharded_sequence_attention.defvjp(_forward, _backward)
 
 
-def _block(operands: Operands) -> Block:
+def _block(operands: Operands) -> ScoreBlock:
     query, key, value, segment_ids, _, is_windowed = operands
-    return Block(query, key, value, segment_ids, segment_ids, causal=True, is_windowed=is_windowed)
+    return ScoreBlock(
+        query, key, value, segment_ids, segment_ids, causal=True, is_windowed=is_windowed
+    )

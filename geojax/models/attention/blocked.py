@@ -34,7 +34,7 @@ import numpy as np
 from jax import lax
 
 from geojax.collectives.axes import vary_over, varying_axes
-from geojax.models.attention.blocks import Block, BlockGradients, Partial, row_delta
+from geojax.models.attention.blocks import BlockGradients, Partial, ScoreBlock, row_delta
 from geojax.models.attention.operands import ScoreRule
 
 # Finite, so that a row which a whole tile masks gives exp(0) and not exp(inf - inf); the next tile
@@ -428,7 +428,7 @@ class TiledKernel:
     rounded to the inputs' dtype before they are multiplied with the values, as FlashAttention does.
     """
 
-    def forward(self, block: Block, rule: ScoreRule) -> Partial:
+    def forward(self, block: ScoreBlock, rule: ScoreRule) -> Partial:
         """Attend with the block's queries to its keys."""
         operands = _operands(block)
         if _unrolled(block):
@@ -443,7 +443,7 @@ class TiledKernel:
 
     def backward(
         self,
-        block: Block,
+        block: ScoreBlock,
         rule: ScoreRule,
         output: jax.Array,
         log_sum_exp: jax.Array,
@@ -480,11 +480,11 @@ TILED = TiledKernel()
 """The tiled kernel, which has no settings."""
 
 
-def _unrolled(block: Block) -> bool:
+def _unrolled(block: ScoreBlock) -> bool:
     return block.causal and block.query.shape[1] <= LONGEST_UNROLLED
 
 
-def _walk(block: Block, rule: ScoreRule) -> TileWalk:
+def _walk(block: ScoreBlock, rule: ScoreRule) -> TileWalk:
     rows, columns = block.query.shape[1], block.key.shape[1]
     # Tiles of equal size leave the least to pad.
     size = -(-rows // -(-rows // SCANNED_BLOCK))
@@ -499,7 +499,7 @@ def _walk(block: Block, rule: ScoreRule) -> TileWalk:
     return full_walk(rows + -rows % size, columns + -columns % size, count, window, segments, size)
 
 
-def _operands(block: Block) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _operands(block: ScoreBlock) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return query [B, K, G, q, D], key and value [B, K, k, D], as contiguous matrices.
 
     The G query heads of a group share one matmul with their key head.

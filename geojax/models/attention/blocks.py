@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from geojax.models.attention.operands import ScoreRule
 
 
-class Block(NamedTuple):
+class ScoreBlock(NamedTuple):
     """q queries and k keys of the same B sequences, with N query and K kv heads of D dims."""
 
     query: jax.Array
@@ -90,12 +90,12 @@ class BlockGradients(NamedTuple):
 class Kernel(Protocol):
     """Implementation of the attention of one block."""
 
-    def forward(self, block: Block, rule: ScoreRule) -> Partial:
+    def forward(self, block: ScoreBlock, rule: ScoreRule) -> Partial:
         """Attend with the block's queries to its keys."""
 
     def backward(
         self,
-        block: Block,
+        block: ScoreBlock,
         rule: ScoreRule,
         output: jax.Array,
         log_sum_exp: jax.Array,

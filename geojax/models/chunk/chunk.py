@@ -25,8 +25,8 @@ from geojax.collectives.axes import vary_over, varying_axes
 from geojax.models.chunk.layer_io import GradientSink, LayerWeights
 from geojax.models.chunk.layer_scan import Layer, Layers
 from geojax.models.chunk.residuals import Residuals, forward
+from geojax.models.declaration import Parameters
 from geojax.models.frozen import split_trained
-from geojax.models.parameters import Parameters
 
 Microbatch = Any
 """A pytree of arrays whose leading dim counts sequences."""

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.collectives.axes import typed_like, zeros_of
-from geojax.models.parameters import Parameters
+from geojax.models.declaration import Parameters
 from geojax.precision import accumulate
 
 

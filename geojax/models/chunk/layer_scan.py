@@ -39,8 +39,8 @@ from geojax.models.chunk.layer_io import (
 )
 from geojax.models.chunk.residuals import Residuals, forward
 from geojax.models.chunk.split_backward import SplitBackward
+from geojax.models.declaration import Parameters
 from geojax.models.frozen import split_trained
-from geojax.models.parameters import Parameters
 
 Layer = Callable[[Parameters, jax.Array, jax.Array, Any], tuple[jax.Array, jax.Array | None]]
 """(a layer's parameters, the stream, the layer's number, the context) to the stream and the layer's

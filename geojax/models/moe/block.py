@@ -19,18 +19,18 @@ from jax.ad_checkpoint import checkpoint_name
 
 from geojax.collectives.axes import vary_over
 from geojax.models.config import ModelConfig
+from geojax.models.declaration import Parameters
 from geojax.models.feed_forward import activated, times_kernel
 from geojax.models.moe.aux_loss import auxiliary_losses
 from geojax.models.moe.capacity import drop
 from geojax.models.moe.dispatch import SLOTS, dispatch_and_combine, most_to_a_rank
 from geojax.models.moe.experts import RoutedTokens, apply_experts
-from geojax.models.moe.router import Routing, route
+from geojax.models.moe.router import SCORE_BIAS, Routing, route
 from geojax.models.moe.score_bias import with_excess
 from geojax.models.moe.sharded_sequence import full_sequence_length
 from geojax.models.norm import norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
-from geojax.models.parameters import SCORE_BIAS, Parameters
 from geojax.precision import NO_FP8, LinearMatmul
 
 

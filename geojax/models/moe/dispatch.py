@@ -32,12 +32,12 @@ from jax.ad_checkpoint import checkpoint_name
 
 from geojax.collectives.axes import vary_over, varying_axes
 from geojax.models.config import ModelConfig
+from geojax.models.declaration import Parameters
 from geojax.models.moe.capacity import expert_capacity
 from geojax.models.moe.experts import RoutedTokens, apply_experts
 from geojax.models.moe.grouped_matmul import count_each
 from geojax.models.moe.permute import TokenPermutation, permute, unpermute
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parameters import Parameters
 from geojax.precision import LinearMatmul, accumulate, merge_quantized, split_quantized
 from geojax.runtime.platform import Platform, target_platform
 

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from geojax.collectives.axes import vary_over, varying_axes
-from geojax.models.moe import grouped_matmul_loops, grouped_matmul_mosaic
+from geojax.models.moe import grouped_matmul_loops
 from geojax.models.moe.quantized_operands import Rounding
 from geojax.precision import (
     NO_FP8,
@@ -60,7 +60,7 @@ def block_rows(assignments: int, experts: int) -> int:
     average load, at four blocks each.
     """
     average = assignments // (4 * experts)
-    smallest = grouped_matmul_mosaic.ROWS if target_platform() is GPU else _SMALLEST_BLOCK
+    smallest = _mosaic().ROWS if target_platform() is GPU else _SMALLEST_BLOCK
     return min(max(1 << average.bit_length() >> 1, smallest), _LARGEST_BLOCK)
 
 
@@ -135,7 +135,14 @@ def _functions(*operands: jax.Array) -> ModuleType:
     """Choose the implementation: kernels for operands of 16 bits on Hopper GPUs, else loops."""
     hopper = target_platform() is GPU and compute_capability()[0] == 9
     narrow = all(jnp.dtype(x.dtype).itemsize == 2 for x in operands)
-    return grouped_matmul_mosaic if hopper and narrow else grouped_matmul_loops
+    return _mosaic() if hopper and narrow else grouped_matmul_loops
+
+
+def _mosaic() -> ModuleType:
+    """Import the kernels where there are GPUs for them: that takes a quarter of a second."""
+    from geojax.models.moe import grouped_matmul_mosaic
+
+    return grouped_matmul_mosaic
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -3,17 +3,38 @@
 Shapes: B batch, S sequence, H hidden, E experts, k experts of a token.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from geojax.models.config import ModelConfig
-from geojax.models.parameters import SCORE_BIAS, Parameters
+from geojax.models.declaration import Parameters, constant, parameter
+from geojax.models.feed_forward import Linear
 
 _LEAST_SUM = 1e-20
 """Added to the sum of a token's gates, as in DeepSeek's code."""
+
+SCORE_BIAS = "score_bias"
+"""Name of the router's bias, in place of whose gradient comes the excess of its experts' choices
+(see `geojax.models.moe.score_bias`); it is no weight that an optimizer trains."""
+
+
+class Router(Linear):
+    """The logits of the experts, and the biases of their choice."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(
+            config.hidden_size, config.num_experts, config, bias=config.moe_bias, fp8=False
+        )
+        if config.use_router_bias:
+            self.score_bias = parameter((config.num_experts,), constant(0.0), is_wide=True)
+
+
+def is_score_bias(path: tuple[Any, ...]) -> bool:
+    """Return True for the path of a leaf in whose gradient's place there is an experts' excess."""
+    return bool(path) and getattr(path[-1], "key", None) == SCORE_BIAS
 
 
 class Routing(NamedTuple):

@@ -13,12 +13,9 @@ from typing import Any
 import jax
 
 from geojax.models.config import ModelConfig
-from geojax.models.lora import LORA_A, is_adapter
+from geojax.models.declaration import Declaration
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parameters import SINKS, is_score_bias, parameter_shapes
-
-_COLUMNS = ("query", "key", "value", "key_value", "gate", "up", "head")
-_ROWS = ("output", "down")
+from geojax.models.parameters import declarations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,49 +31,25 @@ class Partition:
     wide: bool = False
     """The leaf is computed with in at least float32, whatever the compute dtype."""
 
+    fp8: bool = False
+    """A layer with an FP8 recipe multiplies by the leaf in FP8."""
+
+
+UNPARTITIONED = Partition()
+
 
 def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
     """Return the `Partition` of each leaf of `parameter_shapes(config)`."""
+    ranks = {"tensor": parallelism.tensor, "expert": parallelism.expert}
 
-    def partition(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> Partition:
-        names = [entry.key for entry in path]
-        axis_by_dim = _tensor_axis_by_dim(names, len(leaf.shape)) if parallelism.tensor > 1 else {}
-        if "experts" in names and parallelism.expert > 1:
-            axis_by_dim = {1: "expert"} | axis_by_dim
-        if _is_of_own_heads(names, config, parallelism):
-            return Partition(partial=True)
-        # The bias of experts' outputs comes from one rank, before the ranks' outputs are summed. Of
-        # an adapter's matrices one is sharded as its kernel is, and the other is met in parts.
-        shares_work = parallelism.sequence or is_adapter(path)
-        shares_work |= "experts" in names and names[-1] == "bias"
-        partial = shares_work and parallelism.tensor > 1 and "tensor" not in axis_by_dim.values()
-        return Partition(axis_by_dim, partial, wide=is_score_bias(path))
+    def partition(declaration: Declaration) -> Partition:
+        heads = declaration.heads
+        if heads is not None and heads < parallelism.tensor:
+            return Partition(partial=True, fp8=declaration.fp8)
+        axes = enumerate(declaration.axes)
+        axis_by_dim = {dim: axis for dim, axis in axes if axis is not None and ranks[axis] > 1}
+        is_whole = parallelism.tensor > 1 and "tensor" not in axis_by_dim.values()
+        partial = is_whole and (parallelism.sequence or declaration.in_parts)
+        return Partition(axis_by_dim, partial, wide=declaration.is_wide, fp8=declaration.fp8)
 
-    return jax.tree_util.tree_map_with_path(partition, parameter_shapes(config))
-
-
-def is_row_parallel(owner: str) -> bool:
-    """Return True if `tensor` shards the inputs of the kernel of the linear layer `owner`."""
-    return owner in _ROWS
-
-
-def _tensor_axis_by_dim(names: list[str], dims: int) -> dict[int, str]:
-    owner, kind = names[-2], names[-1]
-    if (owner in _COLUMNS and kind != LORA_A) or kind == SINKS:
-        return {dims - 1: "tensor"}
-    if is_row_parallel(owner) and kind in ("kernel", LORA_A):
-        return {dims - 2: "tensor"}
-    if owner == "tokens":
-        return {0: "tensor"}
-    return {}
-
-
-def _is_of_own_heads(names: list[str], config: ModelConfig, parallelism: Parallelism) -> bool:
-    """Return True for an unsharded leaf that each rank of `tensor` applies to its own heads alone.
-
-    They are the norms of queries and keys, and keys and values of fewer heads than ranks: each rank
-    slices the head that its queries read out of the unsharded kernel.
-    """
-    if names[-2] in ("query_norm", "key_norm"):
-        return parallelism.tensor > 1
-    return names[-2] in ("key", "value") and config.num_key_value_heads < parallelism.tensor
+    return jax.tree.map(partition, declarations(config))

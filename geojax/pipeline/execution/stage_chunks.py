@@ -30,7 +30,7 @@ from geojax.models.chunk.layer_io import (
 from geojax.models.chunk.layer_scan import Layers, LayerSpan, forward_layer
 from geojax.models.chunk.residuals import Residuals
 from geojax.models.chunk.split_backward import SplitBackward, Stash
-from geojax.models.parameters import Parameters
+from geojax.models.declaration import Parameters
 from geojax.pipeline.execution.ring_buffers import get_as, put_at
 from geojax.pipeline.execution.ring_pool import RingLeaf, RingPool
 from geojax.pipeline.execution.stage_weights import StageWeights

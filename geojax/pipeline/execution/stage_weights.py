@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from geojax.models.parameters import Parameters
+from geojax.models.declaration import Parameters
 from geojax.pipeline.execution.ready_parts import Part
 
 

@@ -12,9 +12,10 @@ import jax
 
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig
+from geojax.models.declaration import Parameters
 from geojax.models.flops import attended_positions, model_flops
 from geojax.models.lora import is_adapter
-from geojax.models.parameters import Parameters, parameter_shapes
+from geojax.models.parameters import parameter_shapes
 from geojax.pipeline.balance import balanced_layers
 
 

@@ -18,7 +18,7 @@ from geojax.collectives import wire_format
 from geojax.models import ModelConfig
 from geojax.models.attention.workspace import workspace_bytes
 from geojax.models.head import chunk_plan
-from geojax.models.parameters import UNQUANTIZED, parameter_count, parameter_shapes
+from geojax.models.parameters import declarations, parameter_count, parameter_shapes
 from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.pipeline.simulation.model_costs import layers_by_operations
 from geojax.planner.buckets import MEMORY_SHARE
@@ -351,24 +351,21 @@ class _Sizes:
 
 @functools.lru_cache(maxsize=16)
 def _sizes(model: ModelConfig) -> _Sizes:
-    shapes = parameter_shapes(model)
+    tree = declarations(model)
     of_layer = {"sharded": 0, "key_value": 0, "experts": 0, "replicated": 0}
-    for path, leaf in jax.tree_util.tree_leaves_with_path(shapes["layers"]):
-        names = [entry.key for entry in path]
-        if names[0] == "experts":
+    for leaf in jax.tree.leaves(tree["layers"]):
+        if "expert" in leaf.axes:
             kind = "experts"
-        elif names[-1] != "kernel" or names[-2] in UNQUANTIZED:
+        elif not leaf.fp8:
             kind = "replicated"
         else:
-            kind = "key_value" if names[1] in ("key", "value") else "sharded"
+            kind = "sharded" if leaf.heads is None else "key_value"
         of_layer[kind] += math.prod(leaf.shape[1:])
     dense = {"dense_sharded": 0, "dense_replicated": 0}
-    first = shapes["embedding"].get("dense_layers", {})
-    for path, leaf in jax.tree_util.tree_leaves_with_path(first):
-        shared = path[-1].key != "kernel" or path[-2].key in UNQUANTIZED
-        dense["dense_replicated" if shared else "dense_sharded"] += leaf.size
-    positions = shapes["embedding"].get("positions", {})
-    count = sum(leaf.size for leaf in jax.tree.leaves(positions))
+    for leaf in jax.tree.leaves(tree["embedding"].get("dense_layers", {})):
+        dense["dense_sharded" if leaf.fp8 else "dense_replicated"] += math.prod(leaf.shape)
+    positions = jax.tree.leaves(tree["embedding"].get("positions", {}))
+    count = sum(math.prod(leaf.shape) for leaf in positions)
     return _Sizes(**of_layer, **dense, positions=count)
 
 

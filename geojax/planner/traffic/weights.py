@@ -67,13 +67,13 @@ def _across_sites(layouts: Any, plan: StepPlan) -> BytesByAxes:
 
 def _gather(layouts: Any, plan: StepPlan, *, follow: bool) -> BytesByAxes:
     sent = no_bytes()
-    for path, leaf in jax.tree.leaves_with_path(layouts):
+    for leaf in jax.tree.leaves(layouts):
         axes, _ = shard_axes(leaf)
         if axes is None:
             continue
         dtype = leaf.gathered_dtype(plan.policy.compute_dtype)
         shard_bytes = math.prod(site_shape(leaf, plan)) * dtype.itemsize
-        if follow and is_fp8_gathered(path, leaf, plan):
+        if follow and is_fp8_gathered(leaf, plan):
             assert plan.policy.recipe is not None, "a kernel that travels quantized needs a recipe"
             shard_bytes = _quantized_bytes(leaf, plan, plan.policy.recipe)
         sent[long_axes(axes, plan)] += all_gather_bytes(shard_bytes, ranks_of(axes, plan))

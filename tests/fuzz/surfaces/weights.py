@@ -12,9 +12,9 @@ from fuzz.case import KINDS, Case
 from fuzz.corpus import Corpus
 from fuzz.damage import JSON_VALUES, flipped, harm
 from geojax.models import ModelConfig
-from geojax.models.huggingface import TensorMap
 from geojax.models.huggingface.families import FAMILIES
 from geojax.models.huggingface.family import NEUTRAL_KEYS, Family
+from geojax.models.huggingface.tensor_map import TensorMap
 from geojax.models.huggingface.weight_files import INDEX, SINGLE
 
 _SIZES: dict[str, Any] = {

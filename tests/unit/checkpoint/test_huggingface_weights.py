@@ -22,7 +22,8 @@ from geojax.inference.loaded_model import weight_layouts
 from geojax.islands.programs.site_part import SitePart
 from geojax.islands.site_state import saved_layouts
 from geojax.models import ModelConfig, init_parameters, parameter_count
-from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights
+from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name
 from geojax.precision import policy
 from geojax.step.state import parameter_layouts

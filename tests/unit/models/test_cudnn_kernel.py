@@ -21,7 +21,7 @@ from spread_rows import (
 )
 
 from geojax.models.attention.blocked import TILED
-from geojax.models.attention.blocks import Block
+from geojax.models.attention.blocks import ScoreBlock
 from geojax.models.attention.cudnn import packed as packed_rows
 from geojax.models.attention.cudnn import primitives as cudnn_primitives
 from geojax.models.attention.cudnn import support as cudnn
@@ -226,7 +226,7 @@ def compare_blocks_on_a_gpu(packed, key_count):
     segments = documents(2, 768) if packed else None
     rule = ScoreRule(0.125)
     pieces = (None, None) if segments is None else (segments[:, 512:], segments[:, :512])
-    block = Block(query, key, value, *pieces, causal=False, key_count=key_count)
+    block = ScoreBlock(query, key, value, *pieces, causal=False, key_count=key_count)
     wide = block._replace(**{n: getattr(block, n).astype(jnp.float32) for n in block._fields[:3]})
     with jax.default_matmul_precision("highest"):
         expected = TILED.forward(wide, rule)

@@ -8,9 +8,8 @@ from model_families import FAMILIES
 
 from geojax.errors import UserError
 from geojax.inference import LoadedModel, Sampling, generate
-from geojax.inference.decoder import undecodable_reason
 from geojax.inference.loaded_model import serving_mesh, weight_layouts
-from geojax.models import ModelConfig, logits
+from geojax.models import logits
 from geojax.sharding import leaf_layouts
 
 GREEDY = Sampling(temperature=0)
@@ -114,20 +113,6 @@ def test_draws_follow_the_models_distribution(random_parameters):
     fewest = 1 + int(np.argmax(np.cumsum(want[descending]) >= 0.6))
     assert 1 < fewest < config.vocab_size
     assert set(drawn(top_p=0.6)) == set(descending[:fewest].tolist())
-
-
-def test_a_part_that_the_decoder_does_not_carry_is_refused(random_parameters):
-    """A field of the model that the decoder knows nothing of, unless it has its default."""
-
-    class Model(ModelConfig):
-        latents: int = 0
-
-    assert undecodable_reason(FAMILIES["mixture"]) is None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("geojax.inference.decoder.ModelConfig", Model)
-        given = FAMILIES["llama"].model_dump(exclude_unset=True)
-        assert undecodable_reason(Model(**given)) is None
-        assert undecodable_reason(Model(**given, latents=8)) == "latents=8"
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,15 @@ from safetensors.numpy import load_file, save_file
 
 from geojax.errors import UserError
 from geojax.models import ModelConfig, init_parameters, parameter_shapes
-from geojax.models.huggingface import (
-    CheckpointWriter,
+from geojax.models.huggingface.adapter import write_adapter
+from geojax.models.huggingface.checkpoint import (
     HuggingFaceWeights,
     family_for,
     other_settings,
     read_model_fields,
-    write_adapter,
 )
 from geojax.models.huggingface.families import GEMMA3
+from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name
 
 MODEL = FAMILIES["llama"]

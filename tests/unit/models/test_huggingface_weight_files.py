@@ -14,8 +14,9 @@ from geojax import make_mesh
 from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.errors import UserError
 from geojax.models import init_parameters
-from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 from geojax.models.huggingface.weight_files import are_weights
+from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name
 from geojax.precision import policy
 from geojax.step.state import parameter_layouts

@@ -1,4 +1,4 @@
-"""The model inside a shard_map that is manual over all six axes, and in its Linen shell."""
+"""The model inside a shard_map that is manual over all six axes."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,7 @@ from jax.sharding import PartitionSpec
 from model_families import FAMILIES
 
 import geojax
-from geojax.models import init_parameters, logits, loss_sum
-from geojax.models.linen import Transformer
+from geojax.models import loss_sum
 
 _ROWS = PartitionSpec(("dc", "data"))
 
@@ -31,17 +30,3 @@ def test_layers_may_vary_over_an_axis_that_the_batch_does_not(x64, random_parame
     )  # fmt: skip
     want = loss_sum(parameters, batch, config)[0]
     np.testing.assert_allclose(jax.jit(sharded)(rest, layers), want, rtol=1e-12)
-
-
-def test_the_linen_shell_is_the_same_model(config, packed_batch):
-    batch, model = packed_batch(config), Transformer(config)
-    variables = model.init(jax.random.key(4), batch)
-    parameters = init_parameters(config, jax.random.key(4))
-    assert set(variables) == {"params"}
-    jax.tree.map(np.testing.assert_array_equal, variables["params"], parameters)
-    np.testing.assert_array_equal(
-        jax.jit(model.apply)(variables, batch),
-        jax.jit(lambda p: logits(p, batch, config))(parameters),
-    )
-    sums = model.apply(variables, batch, method="loss_sum")
-    np.testing.assert_array_equal(sums, loss_sum(parameters, batch, config))

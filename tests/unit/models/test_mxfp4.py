@@ -11,8 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 from geojax.errors import UserError
 from geojax.models import ModelConfig, init_parameters
-from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights, read_model_fields
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights, read_model_fields
 from geojax.models.huggingface.mxfp4 import decode
+from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name
 
 MODEL = ModelConfig.load("gpt-oss-20b").replace(

@@ -8,7 +8,7 @@ import pytest
 
 from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_count
-from geojax.models.huggingface import family_for, read_model_fields
+from geojax.models.huggingface.checkpoint import family_for, read_model_fields
 
 FOLDER = Path(__file__).parents[2] / "data" / "published_configs"
 BILLIONS = {

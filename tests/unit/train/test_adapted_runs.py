@@ -14,7 +14,8 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.inference.loaded_model import weight_layouts
 from geojax.models import init_parameters, model_flops, parameter_count
-from geojax.models.huggingface import CheckpointWriter, HuggingFaceWeights
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights
+from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name
 from geojax.pipeline.simulation.model_costs import head_operations, layer_operations
 from geojax.planner.cost.adapters import refuse_adapters

@@ -18,7 +18,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.attention.blocks import Block, Kernel, Partial, join, join_sinks, sinks_gradient
+from geojax.models.attention.blocks import (
+    Kernel,
+    Partial,
+    ScoreBlock,
+    join,
+    join_sinks,
+    sinks_gradient,
+)
 from geojax.models.attention.operands import Operands, ScoreRule
 from geojax.models.parallel.sequence_order import split_chunks
 
@@ -85,7 +92,7 @@ def _blocks(
     operands: Operands,
     gathered: tuple[jax.Array, jax.Array, jax.Array | None],
     ranks: int,
-) -> list[tuple[Block, Block]]:
+) -> list[tuple[ScoreBlock, ScoreBlock]]:
     """Return, for each of the two pieces of queries, the blocks before it and on the diagonal."""
     query, key, value, segment_ids, _, is_windowed = operands
     chunk = query.shape[1] // 2
@@ -96,8 +103,8 @@ def _blocks(
     numbers = rank, 2 * ranks - 1 - rank
     return [
         (
-            Block(queries, *past[:2], segments, past[2], False, number * chunk, is_windowed),
-            Block(queries, keys, values, segments, segments, True, is_windowed=is_windowed),
+            ScoreBlock(queries, *past[:2], segments, past[2], False, number * chunk, is_windowed),
+            ScoreBlock(queries, keys, values, segments, segments, True, is_windowed=is_windowed),
         )
         for number, past, (queries, keys, values, segments) in zip(numbers, seen, own, strict=True)
     ]

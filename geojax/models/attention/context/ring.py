@@ -34,7 +34,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.collectives.axes import Tree
-from geojax.models.attention.blocks import Block, Kernel, Partial, join, join_sinks, sinks_gradient
+from geojax.models.attention.blocks import (
+    Kernel,
+    Partial,
+    ScoreBlock,
+    join,
+    join_sinks,
+    sinks_gradient,
+)
 from geojax.models.attention.operands import Operands, ScoreRule
 from geojax.models.parallel.sequence_order import split_chunks
 
@@ -84,7 +91,7 @@ def _forward(
         return _Attended(arriving, *_choose(earlier, (joined, second), (first, joined)))
 
     arriving = onwards(_KeyValueBlock(key, value, segment_ids))
-    own = Block(query, key, value, segment_ids, segment_ids, causal=True)
+    own = ScoreBlock(query, key, value, segment_ids, segment_ids, causal=True)
     state = _Attended(arriving, *split_chunks(kernel.forward(own, rule)))
     if ranks > 2:
         state = lax.fori_loop(1, ranks - 1, functools.partial(visit, last=False), state)
@@ -168,7 +175,7 @@ def _send(tree: Tree, *, ranks: int, distance: int) -> Tree:
 
 def _pairs(
     query: jax.Array, segment_ids: jax.Array | None, block: _KeyValueBlock, earlier: jax.Array
-) -> Block:
+) -> ScoreBlock:
     """Pair the halves common to all ranks with those that depend on the block's owner."""
     queries, keys = split_chunks((query, segment_ids)), split_chunks(block)
     of_queries = _side_by_side(queries[1], _choose(earlier, *queries))
@@ -176,7 +183,7 @@ def _pairs(
     return _block(of_queries, of_keys, causal=False)
 
 
-def _own_pairs(query: jax.Array, own: _KeyValueBlock) -> tuple[Block, Block]:
+def _own_pairs(query: jax.Array, own: _KeyValueBlock) -> tuple[ScoreBlock, ScoreBlock]:
     """Pair each chunk with itself, side by side; and the second's queries with the first's keys."""
     queries, keys = split_chunks((query, own.segments)), split_chunks(own)
     diagonal = _block(_side_by_side(*queries), _side_by_side(*keys), causal=True)
@@ -185,8 +192,8 @@ def _own_pairs(query: jax.Array, own: _KeyValueBlock) -> tuple[Block, Block]:
 
 def _block(
     queries: tuple[jax.Array, jax.Array | None], keys: _KeyValueBlock, *, causal: bool
-) -> Block:
-    return Block(queries[0], keys.key, keys.value, queries[1], keys.segments, causal)
+) -> ScoreBlock:
+    return ScoreBlock(queries[0], keys.key, keys.value, queries[1], keys.segments, causal)
 
 
 def _choose(condition: jax.Array, one: Tree, other: Tree) -> Tree:

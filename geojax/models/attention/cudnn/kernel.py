@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.models.attention.blocked import MASKED, TILED
-from geojax.models.attention.blocks import Block, BlockGradients, Partial
+from geojax.models.attention.blocks import BlockGradients, Partial, ScoreBlock
 from geojax.models.attention.cudnn.packed import (
     CAPACITIES,
     Segments,
@@ -45,13 +45,13 @@ class CudnnKernel:
     keys before the queries have none that begins inside of them, so with a window they are tiled.
     """
 
-    def forward(self, block: Block, rule: ScoreRule) -> Partial:
+    def forward(self, block: ScoreBlock, rule: ScoreRule) -> Partial:
         """Attend with the block's queries to its keys."""
         return _by_window(block, rule, _forward)
 
     def backward(
         self,
-        block: Block,
+        block: ScoreBlock,
         rule: ScoreRule,
         output: jax.Array,
         log_sum_exp: jax.Array,
@@ -67,7 +67,7 @@ CUDNN = CudnnKernel()
 
 
 def _by_window(
-    block: Block, rule: ScoreRule, attend: Callable[[Block, ScoreRule], Result]
+    block: ScoreBlock, rule: ScoreRule, attend: Callable[[ScoreBlock, ScoreRule], Result]
 ) -> Result:
     """Call `attend` with the rule of this block's layer, its window static."""
     if rule.window is None or block.is_windowed is None:
@@ -80,7 +80,7 @@ def _by_window(
     )
 
 
-def _forward(block: Block, rule: ScoreRule) -> Partial:
+def _forward(block: ScoreBlock, rule: ScoreRule) -> Partial:
     if not block.causal:
         kernel = _forward_before if rule.window is None else TILED.forward
         return kernel(block, rule)
@@ -103,7 +103,7 @@ def _forward(block: Block, rule: ScoreRule) -> Partial:
 
 
 def _backward(
-    block: Block,
+    block: ScoreBlock,
     rule: ScoreRule,
     output: jax.Array,
     log_sum_exp: jax.Array,
@@ -163,7 +163,7 @@ class _Rectangle(NamedTuple):
     """First of those keys."""
 
 
-def _rectangle(block: Block) -> _Rectangle | None:
+def _rectangle(block: ScoreBlock) -> _Rectangle | None:
     """Find the rectangle of scores that counts; None: all do."""
     rows, queries = block.query.shape[:2]
     keys = block.key.shape[1]
@@ -181,7 +181,7 @@ def _rectangle(block: Block) -> _Rectangle | None:
     return _Rectangle(jnp.where(count > 0, sees, 0), count, (end - count).astype(jnp.int32))
 
 
-def _forward_before(block: Block, rule: ScoreRule) -> Partial:
+def _forward_before(block: ScoreBlock, rule: ScoreRule) -> Partial:
     """Attend to keys that lie before all queries."""
     part = _rectangle(block)
     if part is None:
@@ -196,7 +196,11 @@ def _forward_before(block: Block, rule: ScoreRule) -> Partial:
 
 
 def _backward_before(
-    block: Block, rule: ScoreRule, output: jax.Array, log_sum_exp: jax.Array, gradient: jax.Array
+    block: ScoreBlock,
+    rule: ScoreRule,
+    output: jax.Array,
+    log_sum_exp: jax.Array,
+    gradient: jax.Array,
 ) -> BlockGradients:
     part = _rectangle(block)
     sums = log_sum_exp[..., 0].transpose(0, 2, 1)

@@ -1,0 +1,85 @@
+"""Declarations of parameters: what belongs to each stands where its module makes it.
+
+A module of the model is a `flax.nnx.Module` that makes its parameters by `parameter`, of a shape
+alone: no device is touched. The facts become metadata of the `nnx.Param`, and everything that needs
+them (initial values, sharding, FP8) reads them off `declared`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Parameters = dict[str, Any]
+"""Nested dict of arrays (or of their shapes, or of anything else leaf by leaf)."""
+
+Initial: TypeAlias = Callable[[jax.Array, tuple[int, ...]], jax.Array]
+"""Draws initial values from a key and a shape, in float32."""
+
+
+def normal(deviation: float) -> Initial:
+    """Return the normal distribution around 0 with this standard deviation."""
+    return lambda key, shape: deviation * jax.random.normal(key, shape, jnp.float32)
+
+
+def constant(value: float) -> Initial:
+    """Return the distribution that is one value."""
+    return lambda key, shape: jnp.full(shape, value, jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Declaration:
+    """A parameter and what belongs to it."""
+
+    shape: tuple[int, ...]
+
+    initial: Initial = dataclasses.field(default=constant(0.0), compare=False)
+    """Initial values of it, or of all its layers at once."""
+
+    axes: tuple[str | None, ...] = ()
+    """Mesh axis that shards each dim, in a layout that has it; dims behind these have none."""
+
+    heads: int | None = None
+    """Heads of keys and values that the last dim holds; None: others. Where `tensor` has more
+    ranks, each has all of the parameter, and slices the head that its queries read."""
+
+    in_parts: bool = False
+    """True if a rank of `tensor` that holds all of the parameter computes a part of its gradient,
+    also where ranks do not share the sequence."""
+
+    fp8: bool = False
+    """True if a layer with an FP8 recipe multiplies by it in FP8."""
+
+    is_wide: bool = False
+    """True if it is computed with in at least float32, whatever the compute dtype."""
+
+    @classmethod
+    def of(cls, parameter: nnx.Param) -> "Declaration":
+        """Read what belongs to a parameter; one that no `parameter` made may say nothing."""
+        told = parameter.get_metadata()
+        facts = [field.name for field in dataclasses.fields(cls) if field.name in told]
+        return cls(parameter.get_value().shape, **{name: told[name] for name in facts})
+
+
+def parameter(shape: tuple[int, ...], initial: Initial, **facts: Any) -> nnx.Param:
+    """Declare a parameter by a shape, its initial values and other fields of `Declaration`."""
+    made: nnx.Param = nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), initial=initial, **facts)
+    return made
+
+
+def declared(module: nnx.Module) -> Parameters:
+    """Return the `Declaration` of each parameter of a module, in a tree by its attributes."""
+    parameters = nnx.state(module, nnx.Param)
+    return nnx.to_pure_dict(parameters, extract_fn=Declaration.of)
+
+
+def stacked(tree: Parameters, count: int) -> Parameters:
+    """Declare `count` layers alike, on a leading dim of each parameter."""
+
+    def stack(leaf: Declaration) -> Declaration:
+        return dataclasses.replace(leaf, shape=(count, *leaf.shape), axes=(None, *leaf.axes))
+
+    return jax.tree.map(stack, tree)
