@@ -91,8 +91,8 @@ FAULTS = (
         "an adapter is sharded over its rank, not over its inputs",
         "step/test_adapter_steps.py",
         "models/feed_forward.py",
-        "(inputs, rank), draw_lora_a, axes=(rows, None), heads",
-        "(inputs, rank), draw_lora_a, axes=(None, rows), heads",
+        "(inputs, rank), draw_lora_a, axes=(rows, None)",
+        "(inputs, rank), draw_lora_a, axes=(None, rows)",
         "adapters and (tensor or sequence)",
     ),
     Fault(
