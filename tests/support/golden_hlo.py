@@ -32,6 +32,7 @@ from geojax.runtime import simulate_devices
 simulate_devices(8)
 
 from support.resolving import step_of
+from support.small_models import FAMILIES
 from support.step_traffic import by_kind
 
 from geojax.config.run_config import RunConfig
@@ -46,7 +47,7 @@ from geojax.planner.compile_target import CompileTarget
 from geojax.planner.compiled_step import CompiledProgram
 from geojax.planner.passes import longest_loop
 from geojax.planner.resolve.resolve import resolve
-from geojax.planner.resolve.traced_run import trace_on
+from geojax.planner.resolve.traced_run import trace_on, trace_plan
 from geojax.settings import validate
 from geojax.step.config_plan import make_run_mesh, step_plan
 from geojax.train.compiled_run import CompiledRun
@@ -184,15 +185,7 @@ CONFIGS = {
         "pipeline": {"schedule": "1f1b"},
         "model": {
             **{name: size for name, size in MODEL.items() if name != "num_key_value_heads"},
-            "norm": "layernorm",
-            "hidden_act": "gelu_pytorch_tanh",
-            "gated": False,
-            "position_embedding_type": "learned_absolute",
-            "qkv_bias": True,
-            "attention_output_bias": True,
-            "mlp_bias": True,
-            "tie_word_embeddings": True,
-            "dropout": 0.1,
+            **FAMILIES["gpt3"],
         },
     },
     "lora": {
@@ -233,9 +226,12 @@ def canonical(text: str) -> str:
     )
 
 
-def compiled_run(changes: dict) -> CompiledRun:
-    """The training step that `changes` to the common config make."""
-    config = validate(RunConfig, COMMON | changes, "golden")
+def config_of(name: str) -> RunConfig:
+    return validate(RunConfig, COMMON | CONFIGS[name], "golden")
+
+
+def compiled_run(config: RunConfig) -> CompiledRun:
+    """The training step of a config of one program."""
     mesh = make_run_mesh(config)
     step = resolve(config, config.load_topology(), list(mesh.devices.flat))
     return CompiledRun.build(config, step, step_plan(config, step, mesh))
@@ -248,9 +244,9 @@ def programs_of(name: str) -> list[jax.stages.Compiled]:
         target = CompileTarget.parse(f"h100:{config.mesh.devices}")
         mesh = target.mesh(config.mesh.model_dump(), config.load_topology())
         return [CompiledProgram.of(trace_on(config, mesh)).program]
-    if CONFIGS[name].get("dc", {}).get("join") != "islands":
-        return [compiled_run(CONFIGS[name]).step_program]
-    config = validate(RunConfig, COMMON | CONFIGS[name], "golden")
+    config = config_of(name)
+    if config.dc.join == "one_program":
+        return [compiled_run(config).step_program]
     devices = jax.devices()[: config.mesh.devices // config.mesh.dc]
     resolved = step_of(config, devices)
     plan = island_plan(config, resolved.layout, make_site_mesh(config, devices))
@@ -260,10 +256,14 @@ def programs_of(name: str) -> list[jax.stages.Compiled]:
 
 def print_traffic(name: str) -> None:
     """Print the bytes of each kind of collective, and mark those that the compiler changed."""
-    run = compiled_run(CONFIGS[name])
+    config = config_of(name)
+    if config.dc.join == "islands":
+        print(f"{name:<22}has no one program; islands count what they send in their messages")
+        return
+    run = compiled_run(config)
     longest = longest_loop(run.plan)
     compiled = collective_traffic(run.step_program, run.plan.mesh, longest_loop=longest)
-    counted, read = by_kind(run.traffic), by_kind(compiled)
+    counted, read = by_kind(trace_plan(config, run.plan).traffic), by_kind(compiled)
     for axes, kind in sorted(counted | read):
         sent = [float(each.get((axes, kind), (0, False))[0]) for each in (counted, read)]
         mark = "" if sent[0] == sent[1] else "  changed"

@@ -8,7 +8,6 @@ once: never make it anew to pass a test.
 """
 
 import argparse
-import hashlib
 import json
 import shutil
 import sys
@@ -66,19 +65,6 @@ def config_of(name: str, folder: Path, steps: int) -> dict[str, Any]:
     return config | ({"initial_weights": str(folder / WEIGHTS)} if name == "lora" else {})
 
 
-def digest(state: Any) -> str:
-    """Return a digest of the names and bytes of all leaves of a state."""
-    import jax
-    import numpy as np
-
-    from geojax.named_arrays import leaves_by_name
-
-    total = hashlib.sha256()
-    for name, leaf in sorted(leaves_by_name(jax.device_get(state)).items()):
-        total.update(name.encode() + np.asarray(leaf).tobytes())
-    return total.hexdigest()
-
-
 def losses(run: Path) -> Iterator[float]:
     """Read the losses of a run's steps, in their order."""
     for line in (run / "metrics.jsonl").read_text().splitlines():
@@ -98,6 +84,8 @@ def unpack(name: str, folder: Path, packed: Path) -> None:
 
 def make(folder: Path, name: str, into: Path) -> dict[str, Any]:
     """Train a run and pack what it saved; return its digest, and the losses after that."""
+    from support.shrunk_presets import digest
+
     import geojax
 
     with geojax.Trainer(config_of(name, folder, SAVED_STEPS)) as trainer:

@@ -23,7 +23,6 @@ from geojax.models import ModelConfig
 from geojax.named_arrays import leaves_by_name
 
 PRESETS = sorted(path.stem for path in (Path(__file__).parents[2] / "configs/model").glob("*.yaml"))
-VOCABULARY = 301
 _SIZES = {
     "num_hidden_layers": 3,
     "hidden_size": 16,
@@ -41,7 +40,7 @@ _SIZES = {
     "num_experts": 4,
     "num_experts_per_tok": 2,
     "first_k_dense_replace": 1,
-    "vocab_size": VOCABULARY,
+    "vocab_size": 301,
     "max_position_embeddings": 64,
 }
 
@@ -60,12 +59,12 @@ def shrunk(preset: str) -> ModelConfig:
     return ModelConfig.model_validate(made)
 
 
-def digests(tree: object) -> dict[str, str]:
-    """Return a digest of each leaf's bytes by its name."""
-    return {
-        name: hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest()[:16]
-        for name, leaf in leaves_by_name(jax.device_get(tree)).items()
-    }
+def digest(tree: object) -> str:
+    """Return a digest of the names and bytes of all leaves of a tree."""
+    total = hashlib.sha256()
+    for name, leaf in sorted(leaves_by_name(jax.device_get(tree)).items()):
+        total.update(name.encode() + np.asarray(leaf).tobytes())
+    return total.hexdigest()
 
 
 def main() -> int:
@@ -73,7 +72,7 @@ def main() -> int:
     parser.add_argument("verb", choices=["record", "compare"])
     parser.add_argument("file", type=Path)
     arguments = parser.parse_args()
-    made = {preset: digests(drawn_parameters(shrunk(preset))) for preset in PRESETS}
+    made = {preset: digest(drawn_parameters(shrunk(preset))) for preset in PRESETS}
     if arguments.verb == "record":
         arguments.file.write_text(json.dumps(made, indent=1) + "\n")
         return 0

@@ -12,10 +12,10 @@ from support.old_runs import (
     STEPS,
     WEIGHTS,
     config_of,
-    digest,
     losses,
     unpack,
 )
+from support.shrunk_presets import digest
 
 import geojax
 
