@@ -19,7 +19,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.models import ModelConfig
 from geojax.models.attention import attention
-from geojax.models.norm import norm
+from geojax.models.declaration import bound
+from geojax.models.norm import Norm
 from geojax.models.parallel.sequence_order import position_order
 from geojax.models.rotary import rotary_table, rotate
 from geojax.step.plan import BATCH_AXES, StepPlan
@@ -69,7 +70,7 @@ class AutomaticModel:
             return self._layer(self._weights_of_layer(layer), x, rotary, batch["segment_ids"]), None
 
         x, _ = lax.scan(body, x, parameters["layers"])
-        hidden = self._whole(norm(parameters["final_norm"], x, self.config))
+        hidden = self._whole(self._norm(parameters["final_norm"], x))
         kernel = parameters["head"]["kernel"]
         if self.plan.layout.zero.stage == 3:
             kernel = self._gathered(kernel, ("head", "kernel"))
@@ -88,10 +89,13 @@ class AutomaticModel:
         x = x + self._stream(self._linear(mixed, own["attention"]["output"]["kernel"]))
         return x + _keep_products(self._feed_forward)(own, x)
 
+    def _norm(self, parameters: Any, x: jax.Array) -> jax.Array:
+        return bound(Norm(x.shape[-1], self.config), parameters)(x)
+
     def _project(
         self, own: Any, x: jax.Array, rotary: tuple[jax.Array, jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        normed = self._whole(norm(own["attention_norm"], x, self.config))
+        normed = self._whole(self._norm(own["attention_norm"], x))
         query, key, value = (
             self._heads(normed, own["attention"][name]["kernel"])
             for name in ("query", "key", "value")
@@ -99,7 +103,7 @@ class AutomaticModel:
         return rotate(query, rotary), rotate(key, rotary), value
 
     def _feed_forward(self, own: Any, x: jax.Array) -> jax.Array:
-        normed = self._whole(norm(own["feed_forward_norm"], x, self.config))
+        normed = self._whole(self._norm(own["feed_forward_norm"], x))
         kernels = own["feed_forward"]
         gate = self._linear(normed, kernels["gate"]["kernel"])
         up = self._linear(normed, kernels["up"]["kernel"])

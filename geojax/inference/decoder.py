@@ -20,23 +20,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
-from geojax.models.declaration import Parameters
-from geojax.models.feed_forward import linear
-from geojax.models.head import head, soft_cap
-from geojax.models.layers import (
-    attention_sinks,
-    is_windowed,
-    layer_rotary,
-    post_norm,
-    project_heads,
-    rotary_tables,
-    second_block,
-)
+from geojax.models.context import ComputeSettings, LayerContext, rotary_tables
+from geojax.models.declaration import Parameters, bound
+from geojax.models.embedding import Embedding
+from geojax.models.head import Head, soft_cap
+from geojax.models.layers import Block, block_of
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.rotary import score_scale
-from geojax.models.transformer import embed
+from geojax.models.self_attention import SelfAttention
+from geojax.models.transformer import final_norm
 
 
 class Cache(NamedTuple):
@@ -55,11 +48,6 @@ class Decoded(NamedTuple):
     logits: jax.Array
     """Logits of the token after the last slot, [B, V], in at least float32, on all ranks."""
     cache: Cache
-
-
-Attend = Callable[[jax.Array, Cache], tuple[jax.Array, Cache]]
-"""Queries [B, slots, N, D] of the new slots, with their keys and values [B, slots, K, D], to the
-mixed values [B, slots, N, D] and the cache."""
 
 
 def prefill(
@@ -81,37 +69,27 @@ def prefill(
         slots: slots that the cache gets (S), at least P.
         parallelism: how the model is sharded.
     """
-    config = config.replace(capacity_factor=None)
     width = tokens.shape[1]
     prompt_slots = jnp.arange(width, dtype=jnp.int32)
     segment_ids = (prompt_slots >= padding[:, None]).astype(jnp.int32)
     positions = jnp.maximum(prompt_slots - padding[:, None], 0)
     x = _embed(parameters, tokens, positions, config, parallelism)
     tables = rotary_tables(positions, config, x.dtype)
+    context = LayerContext(segment_ids, *tables, None, prompt_slots)
 
-    def one_layer(
-        x: jax.Array, layer_and_index: tuple[Parameters, jax.Array]
-    ) -> tuple[jax.Array, Cache]:
-        own, index = layer_and_index
+    def one_layer(block: Block, x: jax.Array, index: jax.Array) -> tuple[jax.Array, Cache]:
+        of_layer, kept = context._replace(layer=index), []
 
-        def attend(query: jax.Array, new: Cache) -> tuple[jax.Array, Cache]:
-            mixed = attention(
-                query,
-                *new,
-                segment_ids,
-                scale=score_scale(config),
-                softcap=config.attn_logit_softcapping,
-                window=config.sliding_window,
-                is_windowed=is_windowed(index, config),
-                sinks=attention_sinks(own),
-                parallelism=parallelism,
-            )
-            return mixed, new
+        def attend(
+            module: SelfAttention, query: jax.Array, key: jax.Array, value: jax.Array
+        ) -> jax.Array:
+            kept.append(Cache(key, value))
+            return module.attend(query, key, value, of_layer)
 
-        rotary = layer_rotary(*tables, index, config)
-        return _layer(own, x, rotary, attend, segment_ids, prompt_slots, config, parallelism)
+        x, _ = block(x, of_layer._replace(attend=attend))
+        return x, kept[0]
 
-    x, new = _scan_layers(one_layer, x, parameters, config)
+    x, new = _scan_layers(one_layer, x, parameters, config, parallelism)
     room = ((0, 0), (0, 0), (0, slots - width), (0, 0), (0, 0))
     cache = jax.tree.map(lambda leaf: jnp.pad(leaf, room), new)
     return Decoded(whole_logits(parameters, x[:, -1], config, parallelism), cache)
@@ -138,56 +116,74 @@ def decode(
         config: as in `prefill`.
         parallelism: how the model is sharded.
     """
-    config = config.replace(capacity_factor=None)
     positions = slot - padding[:, None]
     x = _embed(parameters, tokens[:, None], positions, config, parallelism)
-    tables = rotary_tables(positions, config, x.dtype)
+    context = LayerContext(None, *rotary_tables(positions, config, x.dtype), None, slot[None])
     all_slots = jnp.arange(cache.key.shape[2], dtype=jnp.int32)
     visible = (all_slots <= slot) & (all_slots >= padding[:, None])
 
     def one_layer(
-        carry: tuple[jax.Array, Cache], layer_and_index: tuple[Parameters, jax.Array]
+        block: Block, carry: tuple[jax.Array, Cache], index: jax.Array
     ) -> tuple[tuple[jax.Array, Cache], None]:
-        (x, cache), (own, index) = carry, layer_and_index
+        x, cache = carry
+        of_layer, kept = context._replace(layer=index), []
 
-        def attend(query: jax.Array, new: Cache) -> tuple[jax.Array, Cache]:
+        def attend(
+            module: SelfAttention, query: jax.Array, key: jax.Array, value: jax.Array
+        ) -> jax.Array:
             zero = jnp.zeros_like(index)
             start = (index, zero, slot, zero, zero)
             extended = jax.tree.map(
                 lambda leaf, of_slot: lax.dynamic_update_slice(leaf, of_slot[None], start),
                 cache,
-                new,
+                Cache(key, value),
             )
-            of_layer = Cache(extended.key[index], extended.value[index])
+            kept.append(extended)
             seen = visible
             if config.sliding_window is not None:
                 near = slot - all_slots < config.sliding_window
-                windowed = is_windowed(index, config)
+                windowed = module.is_windowed(of_layer)
                 seen &= near if windowed is None else near | ~windowed
-            return _attend_to_slots(query, of_layer, seen, attention_sinks(own), config), extended
+            own_slots = Cache(extended.key[index], extended.value[index])
+            return _attend_to_slots(query, own_slots, seen, module.sink_scores, config)
 
-        rotary = layer_rotary(*tables, index, config)
-        return _layer(own, x, rotary, attend, None, slot[None], config, parallelism), None
+        x, _ = block(x, of_layer._replace(attend=attend))
+        return (x, kept[0]), None
 
-    (x, cache), _ = _scan_layers(one_layer, (x, cache), parameters, config)
+    (x, cache), _ = _scan_layers(one_layer, (x, cache), parameters, config, parallelism)
     return Decoded(whole_logits(parameters, x[:, -1], config, parallelism), cache)
 
 
 def _scan_layers(
-    one_layer: Callable[..., tuple[Any, Any]],
+    one_layer: Callable[[Block, Any, jax.Array], tuple[Any, Any]],
     carry: Any,
     parameters: Parameters,
     config: ModelConfig,
+    parallelism: Parallelism,
 ) -> tuple[Any, Any]:
-    """Scan `one_layer` over first dense layers, and over all others; results are stacked."""
-    numbers = jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
+    """Scan `one_layer` over first dense layers, and over all others; results are stacked.
+
+    Its experts drop no token.
+    """
+    config = config.replace(capacity_factor=None)
+
+    def scan(carry: Any, layers: Parameters, first: int, *, with_experts: bool) -> tuple[Any, Any]:
+        block = block_of(config, ComputeSettings(parallelism), with_experts=with_experts)
+        numbers = first + jnp.arange(len(jax.tree.leaves(layers)[0]), dtype=jnp.int32)
+        return lax.scan(
+            lambda carry, own: one_layer(bound(block, own[0]), carry, own[1]),
+            carry,
+            (layers, numbers),
+        )
+
     dense = config.first_k_dense_replace
-    if not dense:
-        return lax.scan(one_layer, carry, (parameters["layers"], numbers))
-    first = parameters["embedding"]["dense_layers"], numbers[:dense]
-    carry, of_first = lax.scan(one_layer, carry, first)
-    carry, of_others = lax.scan(one_layer, carry, (parameters["layers"], numbers[dense:]))
-    return carry, jax.tree.map(lambda *stacks: jnp.concatenate(stacks), of_first, of_others)
+    if dense:
+        first = parameters["embedding"]["dense_layers"]
+        carry, of_first = scan(carry, first, 0, with_experts=False)
+    carry, made = scan(carry, parameters["layers"], dense, with_experts=config.is_moe)
+    if dense:
+        made = jax.tree.map(lambda *stacks: jnp.concatenate(stacks), of_first, made)
+    return carry, made
 
 
 def _embed(
@@ -198,28 +194,9 @@ def _embed(
     parallelism: Parallelism,
 ) -> jax.Array:
     """Embed new tokens [B, slots] as the stream [B, slots, H]."""
-    batch = {"tokens": tokens, "positions": positions}
-    return embed(parameters["embedding"], batch, config, None, parallelism)
-
-
-def _layer(
-    parameters: Parameters,
-    x: jax.Array,
-    rotary: tuple[jax.Array, jax.Array] | None,
-    attend: Attend,
-    segment_ids: jax.Array | None,
-    slots: jax.Array,
-    config: ModelConfig,
-    parallelism: Parallelism,
-) -> tuple[jax.Array, Cache]:
-    """Apply one layer to the stream of the new slots; returns it and what `attend` keeps."""
-    query, key, value = project_heads(parameters, x, rotary, config, parallelism)
-    mixed, cache = attend(query, Cache(key, value))
-    heads = mixed.reshape(*mixed.shape[:2], -1)
-    branch = linear(parameters["attention"]["output"], heads, parallelism, sharding="rows")
-    x = x + post_norm(parameters, "attention_post_norm", branch, config)
-    branch, _ = second_block(parameters, x, segment_ids, slots, config, parallelism)
-    return x + post_norm(parameters, "feed_forward_post_norm", branch, config), cache
+    tables = {name: own for name, own in parameters["embedding"].items() if name != "dense_layers"}
+    embedding = bound(Embedding(config, ComputeSettings(parallelism)), tables)
+    return embedding({"tokens": tokens, "positions": positions})
 
 
 def _attend_to_slots(
@@ -254,7 +231,8 @@ def whole_logits(
     parameters: Parameters, x: jax.Array, config: ModelConfig, parallelism: Parallelism
 ) -> jax.Array:
     """Compute the logits [..., V] of the stream `x` [..., H] after all layers, on every rank."""
-    logits = head(parameters, x, config, parallelism)
+    head = Head.of(parameters, config, ComputeSettings(parallelism))
+    logits = head(final_norm(parameters, config)(x))
     if parallelism.tensor > 1:
         logits = lax.all_gather(logits, "tensor", axis=x.ndim - 1, tiled=True, to="invarying")
     return logits[..., : config.vocab_size]

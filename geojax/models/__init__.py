@@ -1,4 +1,4 @@
-"""Decoder-only transformers as functions on plain parameter trees."""
+"""Decoder-only transformers of Flax modules, as functions on plain parameter trees."""
 
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig, RopeParameters

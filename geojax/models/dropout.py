@@ -16,7 +16,7 @@ _ROW, _COLUMN, _ELEMENT = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
 def dropout(
     x: jax.Array,
     key: jax.Array | None,
-    sequence_indices: jax.Array,
+    sequence_indices: jax.Array | None,
     positions: jax.Array,
     rate: float,
 ) -> jax.Array:
@@ -25,12 +25,13 @@ def dropout(
     Args:
         x: the activations.
         key: a JAX key that holds seed, step, layer and which dropout this is; None drops nothing.
-        sequence_indices: int32 [B], the sequences' indices in the global batch.
+        sequence_indices: int32 [B], the sequences' indices in the global batch; None without key.
         positions: int32 [S], positions in the sequence.
         rate: the probability that an element is dropped, in [0, 1).
     """
     if key is None or rate == 0:
         return x
+    assert sequence_indices is not None, "a sequence's mask has its index"
     keep = 1 - rate
     kept = _hash(key, sequence_indices, positions, x.shape[2]) < jnp.uint32(
         min(round(keep * 2**32), 2**32 - 1)

@@ -1,4 +1,7 @@
-"""Embedding tables: look-up, and gradients summed in at least float32."""
+"""Embedding: look-up in tables, and gradients summed in at least float32.
+
+Shapes: B batch, S sequence, H hidden, V vocabulary.
+"""
 
 import functools
 import math
@@ -14,10 +17,14 @@ from geojax.collectives.axes import (
     zero_after,
     zeros_of,
 )
+from geojax.errors import UserError
 from geojax.models.config import ModelConfig
+from geojax.models.context import ON_ONE_DEVICE, ComputeSettings
 from geojax.models.declaration import normal, parameter
+from geojax.models.dropout import dropout
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.tensor import reduce_from_tp_region
+from geojax.models.parallel.sequence_order import local_positions
+from geojax.models.parallel.tensor import reduce_from_tp_region, stream_positions
 
 
 class Table(nnx.Module):
@@ -31,10 +38,40 @@ class Table(nnx.Module):
 class Embedding(nnx.Module):
     """The tables of tokens and of learned positions."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE):
+        self.config, self.compute = config, compute
         self.tokens = Table(config.vocab_size, config, "tensor")
         if config.position_embedding_type == "learned_absolute":
             self.positions = Table(config.max_position_embeddings, config)
+
+    def __call__(
+        self, batch: dict[str, jax.Array], dropout_key: jax.Array | None = None
+    ) -> jax.Array:
+        """Embed the tokens as the first residual stream, [B, S, H].
+
+        With sequence parallelism the stream has 1 / tensor of the positions, here and through all
+        layers. `dropout_key` holds seed and step; None: no dropout.
+
+        Raises:
+            UserError: the sequence is longer than learned positions reach.
+        """
+        config, parallelism, tokens = self.config, self.compute.parallelism, batch["tokens"]
+        x = embed_tokens(self.tokens.embedding.get_value(), tokens, config, parallelism)
+        if config.position_embedding_type == "learned_absolute":
+            sequence = tokens.shape[1] * parallelism.context
+            if sequence > config.max_position_embeddings:
+                raise UserError(
+                    f"a sequence of {sequence} tokens is longer than the model's "
+                    f"{config.max_position_embeddings} learned positions (max_position_embeddings)"
+                )
+            positions = stream_positions(batch["positions"], parallelism, dim=1)
+            x = x + look_up(self.positions.embedding.get_value(), positions)
+        if dropout_key is not None and config.dropout > 0:
+            columns = local_positions(tokens.shape[1], parallelism)
+            columns = stream_positions(columns, parallelism, dim=0)
+            key = jax.random.fold_in(dropout_key, 0)
+            x = dropout(x, key, batch["row"], columns, config.dropout)
+        return x
 
 
 def look_up(table: jax.Array, indices: jax.Array) -> jax.Array:

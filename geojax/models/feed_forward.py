@@ -1,4 +1,4 @@
-"""Dense feed-forward block and linear layer, as functions on plain parameter trees.
+"""Linear layers, and the feed-forward block that is made of them.
 
 Shapes: B batch, S sequence, H hidden, F ffn.
 """
@@ -6,19 +6,20 @@ Shapes: B batch, S sequence, H hidden, F ffn.
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from geojax.models.config import ModelConfig
-from geojax.models.declaration import Parameters, constant, normal, parameter
-from geojax.models.lora import LORA_A, TargetModule, adapter_product, draw_lora_a
-from geojax.models.norm import norm
-from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
+from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
+from geojax.models.declaration import constant, normal, parameter
+from geojax.models.lora import TargetModule, draw_lora_a
+from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
-from geojax.precision import NO_FP8, Axes, LinearMatmul, saveable
+from geojax.precision import Axes, saveable
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -31,6 +32,10 @@ KernelSharding = Literal["columns", "rows"]
 "rows", the ranks' outputs have to be summed."""
 
 
+class Amax(nnx.Variable):
+    """The [3] magnitudes of a linear layer's matmul, of a recipe with a history."""
+
+
 class Linear(nnx.Module):
     """A linear layer: a kernel [inputs, outputs], perhaps with a bias and an adapter.
 
@@ -38,6 +43,7 @@ class Linear(nnx.Module):
         inputs: size of the last dim that it reads.
         outputs: size of the last dim that it makes.
         config: the model.
+        compute: how it computes.
         sharding: dim of the kernel that `tensor` shards; None: none. The outputs of "rows" are
             added to the residual stream: they begin with 1 / sqrt(2 layers) of the deviation, as in
             GPT-2 and Megatron-LM.
@@ -53,6 +59,7 @@ class Linear(nnx.Module):
         inputs: int,
         outputs: int,
         config: ModelConfig,
+        compute: ComputeSettings = ON_ONE_DEVICE,
         *,
         sharding: KernelSharding | None = None,
         bias: bool = False,
@@ -61,6 +68,8 @@ class Linear(nnx.Module):
         experts: int = 0,
         target: TargetModule | None = None,
     ):
+        self.compute = compute if fp8 else compute.without_fp8
+        self.sharding, self.heads = sharding, heads
         deviation = config.initializer_range
         if sharding == "rows":
             deviation /= math.sqrt(2 * config.num_hidden_layers)
@@ -79,6 +88,69 @@ class Linear(nnx.Module):
             declare, rank = functools.partial(declare, in_parts=True), config.lora.rank
             self.lora_a = declare((inputs, rank), draw_lora_a, axes=(rows, None))
             self.lora_b = declare((rank, outputs), constant(0.0), axes=(None, columns))
+        if (recipe := self.compute.matmul.recipe) is not None and recipe.history:
+            self.amax = Amax(jax.ShapeDtypeStruct((3,), jnp.float32))
+
+    def __call__(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
+        """Multiply `x` [..., inputs] by the kernel and add the bias: [..., outputs].
+
+        With `sharding="rows"` the results are summed over `tensor` before the bias (see
+        `geojax.models.parallel.tensor.reduce_from_tp_region`).
+        """
+        product = self.product(x, context)
+        if self.sharding == "rows":
+            product = reduce_from_tp_region(product, self.compute.parallelism)
+        bias = self._own("bias")
+        if bias is None:
+            return product
+        # Wide, so that the bias's gradient, a sum over all tokens, is wide too.
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        return (product.astype(wide) + bias.astype(wide)).astype(x.dtype)
+
+    def product(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
+        """Multiply `x` [..., inputs] by this rank's part of the kernel; returns [..., outputs].
+
+        What the layer's scaled adapter adds, if it has one, is added.
+        """
+        # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made
+        # the kernel's gradient, a contraction over rows and sequence, up to twice as slow.
+        tokens = x.reshape(-1, x.shape[-1])
+        axes = operand_axes(self.compute.parallelism, self.sharding)
+        matmul = self.compute.matmul_at(context)
+        product = matmul.multiply(tokens, self._own("kernel"), self._own("amax"), axes)
+        if hasattr(self, "lora_a"):
+            product = saveable(product + (tokens @ self._own("lora_a")) @ self._own("lora_b"))
+        return product.reshape(*x.shape[:-1], -1)
+
+    def _own(self, name: str) -> Any:
+        """Return a parameter's value, None where there is none.
+
+        Of heads that several ranks of `tensor` hold it is the one that this rank's queries read.
+        """
+        if not hasattr(self, name):
+            return None
+        value = getattr(self, name).get_value()
+        tensor = self.compute.parallelism.tensor
+        if self.heads is None or self.heads >= tensor or name in ("lora_a", "amax"):
+            return value
+        width = self.kernel.get_value().shape[-1] // self.heads
+        first = lax.axis_index("tensor") // (tensor // self.heads) * width
+
+        def of_head(leaf: jax.Array) -> jax.Array:
+            if leaf.ndim == 0:  # the scale of a quantized kernel, the same for all heads
+                return leaf
+            return lax.dynamic_slice_in_dim(leaf, first, width, axis=-1)
+
+        return jax.tree.map(of_head, value)
+
+
+def operand_axes(parallelism: Parallelism, sharding: KernelSharding | None) -> Axes:
+    """Return the axes over which the operands of a linear layer's matmul are sharded."""
+    tensor = ("tensor",) if parallelism.tensor > 1 else ()
+    context = ("context",) if parallelism.context > 1 else ()
+    if sharding == "rows":
+        return Axes(x=(*context, *tensor), w=tensor, dy=context)
+    return Axes(x=context, w=tensor, dy=(*context, *tensor))
 
 
 class FeedForward(nnx.Module):
@@ -87,71 +159,38 @@ class FeedForward(nnx.Module):
     Args:
         width: numbers between them.
         config: the model.
+        compute: how it computes.
         bias: True if its layers have biases.
         experts: number of experts, each a block of its own; 0: no experts.
     """
 
-    def __init__(self, width: int, config: ModelConfig, *, bias: bool = False, experts: int = 0):
-        hidden = config.hidden_size
-        layer = functools.partial(Linear, config=config, bias=bias, experts=experts)
+    def __init__(
+        self,
+        width: int,
+        config: ModelConfig,
+        compute: ComputeSettings = ON_ONE_DEVICE,
+        *,
+        bias: bool = False,
+        experts: int = 0,
+    ):
+        self.config, self.compute, hidden = config, compute, config.hidden_size
+        layer = functools.partial(
+            Linear, config=config, compute=compute, bias=bias, experts=experts
+        )
         self.up = layer(hidden, width, sharding="columns", target="up_proj")
         if config.gated:
             self.gate = layer(hidden, width, sharding="columns", target="gate_proj")
         self.down = layer(width, hidden, sharding="rows", target="down_proj")
 
+    def __call__(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
+        """Compute the contribution to the residual stream [B, S, H] of the normed one `x`."""
+        entered = copy_to_tp_region(x, self.compute.parallelism)
+        return self.down(self.middle(entered, context), context)
 
-def linear(
-    parameters: Parameters,
-    x: jax.Array,
-    parallelism: Parallelism = SINGLE_DEVICE,
-    matmul: LinearMatmul = NO_FP8,
-    *,
-    sharding: KernelSharding = "columns",
-) -> jax.Array:
-    """Multiply `x` [..., inputs] by the kernel [inputs, outputs] and add the bias if there is one.
-
-    With `sharding="rows"` the results are summed over `tensor` before the bias (see
-    `geojax.models.parallel.tensor.reduce_from_tp_region`).
-    """
-    product = times_kernel(parameters, x, parallelism, matmul, sharding=sharding)
-    if sharding == "rows":
-        product = reduce_from_tp_region(product, parallelism)
-    if "bias" not in parameters:
-        return product
-    # Wide, so that the bias's gradient, a sum over all tokens, is wide too.
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    return (product.astype(wide) + parameters["bias"].astype(wide)).astype(x.dtype)
-
-
-def times_kernel(
-    parameters: Parameters,
-    x: jax.Array,
-    parallelism: Parallelism,
-    matmul: LinearMatmul,
-    *,
-    sharding: KernelSharding,
-) -> jax.Array:
-    """Multiply `x` [..., inputs] by this rank's part of the kernel; returns [..., outputs].
-
-    What the layer's scaled adapter adds, if it has one, is added.
-    """
-    # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made the
-    # kernel's gradient, a contraction over rows and sequence, up to twice as slow.
-    tokens = x.reshape(-1, x.shape[-1])
-    axes = operand_axes(parallelism, sharding)
-    product = matmul.multiply(tokens, parameters["kernel"], parameters.get("amax"), axes)
-    if LORA_A in parameters:
-        product = saveable(product + adapter_product(parameters, tokens))
-    return product.reshape(*x.shape[:-1], -1)
-
-
-def operand_axes(parallelism: Parallelism, sharding: KernelSharding) -> Axes:
-    """Return the axes over which the operands of a linear layer's matmul are sharded."""
-    tensor = ("tensor",) if parallelism.tensor > 1 else ()
-    context = ("context",) if parallelism.context > 1 else ()
-    if sharding == "rows":
-        return Axes(x=(*context, *tensor), w=tensor, dy=context)
-    return Axes(x=context, w=tensor, dy=(*context, *tensor))
+    def middle(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
+        """Compute the input [..., F] of the down projection from `x` [..., H]."""
+        gate = self.gate(x, context) if self.config.gated else None
+        return activate(self.up(x, context), gate, self.config)
 
 
 def activate(up: jax.Array, gate: jax.Array | None, config: ModelConfig) -> jax.Array:
@@ -173,35 +212,3 @@ def activate(up: jax.Array, gate: jax.Array | None, config: ModelConfig) -> jax.
         return (up + 1) * gate * jax.nn.sigmoid(config.swiglu_alpha * gate)
     activation = _ACTIVATIONS[config.hidden_act]
     return activation(up) if gate is None else activation(gate) * up
-
-
-def activated(
-    parameters: Parameters,
-    x: jax.Array,
-    config: ModelConfig,
-    parallelism: Parallelism = SINGLE_DEVICE,
-    matmul: LinearMatmul = NO_FP8,
-) -> jax.Array:
-    """Compute the input [..., F] of a feed-forward block's down projection from `x` [..., H].
-
-    `parameters` hold the block's up and perhaps gate.
-    """
-    gate = linear(parameters["gate"], x, parallelism, matmul) if config.gated else None
-    return activate(linear(parameters["up"], x, parallelism, matmul), gate, config)
-
-
-def feed_forward_block(
-    parameters: Parameters,
-    x: jax.Array,
-    config: ModelConfig,
-    parallelism: Parallelism = SINGLE_DEVICE,
-    matmul: LinearMatmul = NO_FP8,
-) -> jax.Array:
-    """Compute the feed-forward block's contribution to the residual stream `x` [B, S, H].
-
-    `parameters` are a layer's: the block reads its feed_forward_norm and feed_forward.
-    """
-    normed = copy_to_tp_region(norm(parameters["feed_forward_norm"], x, config), parallelism)
-    own = parameters["feed_forward"]
-    middle = activated(own, normed, config, parallelism, matmul)
-    return linear(own["down"], middle, parallelism, matmul, sharding="rows")

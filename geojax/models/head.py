@@ -1,4 +1,4 @@
-"""The head: the final norm, logits of the vocabulary, and the loss.
+"""The head: logits of the vocabulary, and the loss.
 
 For the loss, the logits never exist as a whole. The tokens are taken in chunks. A chunk's logits,
 loss and gradient of the logits are computed while they are small. The gradients with respect to the
@@ -21,13 +21,13 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 
 from geojax.collectives.axes import vary_over, varying_axes, zero_after, zeros_of
 from geojax.models.config import ModelConfig
-from geojax.models.declaration import Parameters
-from geojax.models.feed_forward import Linear
-from geojax.models.norm import norm
+from geojax.models.context import ON_ONE_DEVICE, ComputeSettings
+from geojax.models.declaration import Parameters, bound, normal, parameter
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region
 
@@ -40,67 +40,59 @@ gradient is read and written once a chunk)."""
 LEAST_CHUNK_TOKENS = 1024
 
 
-class Head(Linear):
-    """The kernel of the logits, where it is not the table of tokens."""
+class Head(nnx.Module):
+    """The logits of the vocabulary, by a kernel or, where it is tied, by the table of tokens."""
 
-    def __init__(self, config: ModelConfig):
-        super().__init__(
-            config.hidden_size, config.vocab_size, config, sharding="columns", fp8=False
+    def __init__(self, config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE):
+        self.config, self.compute = config, compute
+        shape, initial = (config.hidden_size, config.vocab_size), normal(config.initializer_range)
+        if config.tie_word_embeddings:
+            self.embedding = parameter(shape[::-1], initial, axes=("tensor", None))
+        else:
+            self.kernel = parameter(shape, initial, axes=(None, "tensor"))
+
+    @classmethod
+    def of(cls, last: Parameters, config: ModelConfig, compute: ComputeSettings) -> "Head":
+        """Return the head that has its weight among those of a model's last chunk."""
+        tied = config.tie_word_embeddings
+        return bound(cls(config, compute), last["embedding"]["tokens"] if tied else last["head"])
+
+    def __call__(self, normed: jax.Array) -> jax.Array:
+        """Compute logits [B, S, V], in at least float32, of the stream after the final norm.
+
+        With tensor parallelism they are this rank's part of the vocabulary, of all positions;
+        padding of the vocabulary to a multiple of `tensor` comes last.
+        """
+        hidden = copy_to_tp_region(normed, self.compute.parallelism)
+        wide = jnp.promote_types(hidden.dtype, jnp.float32)
+        equation = "...d,vd->...v" if self.config.tie_word_embeddings else "...d,dv->...v"
+        logits = jnp.einsum(equation, hidden, self.weight, preferred_element_type=wide)
+        return soft_cap(logits, self.config.final_logit_softcapping)
+
+    def loss(self, normed: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
+        """Sum the masked losses of predicting `targets` from the stream after the final norm.
+
+        The sum is over the positions of the batch, the same on all ranks of `tensor`.
+        """
+        config, parallelism = self.config, self.compute.parallelism
+        return cross_entropy_sum(
+            copy_to_tp_region(normed, parallelism),
+            self.weight,
+            targets,
+            mask,
+            tied=config.tie_word_embeddings,
+            vocabulary=config.vocab_size,
+            softcap=config.final_logit_softcapping,
+            z_loss=config.z_loss_coef,
+            parallelism=parallelism,
         )
 
-
-def token_loss(
-    parameters: Parameters,
-    normed: jax.Array,
-    targets: jax.Array,
-    mask: jax.Array,
-    config: ModelConfig,
-    parallelism: Parallelism = SINGLE_DEVICE,
-) -> jax.Array:
-    """Sum the masked losses of predicting `targets` from the stream `normed` by the final norm.
-
-    Of `parameters` it reads the kernel of the head. The sum is over the positions of the batch, the
-    same on all ranks of `tensor`.
-    """
-    return cross_entropy_sum(
-        copy_to_tp_region(normed, parallelism),
-        head_kernel(parameters, config),
-        targets,
-        mask,
-        tied=config.tie_word_embeddings,
-        vocabulary=config.vocab_size,
-        softcap=config.final_logit_softcapping,
-        z_loss=config.z_loss_coef,
-        parallelism=parallelism,
-    )
-
-
-def head_kernel(parameters: Parameters, config: ModelConfig) -> jax.Array:
-    """Return the head's kernel [H, V], or the embedding [V, H] where the head is tied."""
-    if config.tie_word_embeddings:
-        return parameters["embedding"]["tokens"]["embedding"]
-    return parameters["head"]["kernel"]
-
-
-def head(
-    parameters: Parameters,
-    x: jax.Array,
-    config: ModelConfig,
-    parallelism: Parallelism = SINGLE_DEVICE,
-) -> jax.Array:
-    """Compute logits [B, S, V], in at least float32, of the stream `x` after all layers.
-
-    With tensor parallelism they are this rank's part of the vocabulary, of all positions; padding
-    of the vocabulary to a multiple of `tensor` comes last.
-    """
-    hidden = copy_to_tp_region(norm(parameters["final_norm"], x, config), parallelism)
-    kernel = head_kernel(parameters, config)
-    wide = jnp.promote_types(hidden.dtype, jnp.float32)
-    equation = "...d,vd->...v" if config.tie_word_embeddings else "...d,dv->...v"
-    return soft_cap(
-        jnp.einsum(equation, hidden, kernel, preferred_element_type=wide),
-        config.final_logit_softcapping,
-    )
+    @property
+    def weight(self) -> jax.Array:
+        """This rank's part of the kernel [H, V], or of the table [V, H]."""
+        own = self.embedding if self.config.tie_word_embeddings else self.kernel
+        value: jax.Array = own.get_value()
+        return value
 
 
 def cross_entropy_sum(

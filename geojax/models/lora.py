@@ -103,9 +103,3 @@ def merge_adapters(parameters: Any, settings: LoraSettings) -> Any:
     kernel, a, b = (parameters[name] for name in ("kernel", LORA_A, LORA_B))
     others = {name: own for name, own in parameters.items() if name not in (LORA_A, LORA_B)}
     return others | {"kernel": merged_kernel(kernel, a, b, settings).astype(kernel.dtype)}
-
-
-def adapter_product(parameters: Any, x: jax.Array) -> jax.Array:
-    """Multiply `x` [tokens, inputs] by a linear layer's scaled adapter: [tokens, outputs]."""
-    product: jax.Array = (x @ parameters[LORA_A]) @ parameters[LORA_B]
-    return product

@@ -18,42 +18,47 @@ Shapes: B batch, S sequence, H hidden.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.remat import computed_again
 from geojax.models.config import ModelConfig
-from geojax.models.declaration import Parameters
+from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
+from geojax.models.declaration import Parameters, bound
 from geojax.models.embedding import embed_tokens
-from geojax.models.feed_forward import Linear, linear
-from geojax.models.head import token_loss
-from geojax.models.layers import Block, LayerContext
+from geojax.models.feed_forward import Linear
+from geojax.models.head import Head
+from geojax.models.layers import block_of
+from geojax.models.lora import scale_adapters
 from geojax.models.moe import weighted_aux_loss
-from geojax.models.norm import Norm, norm
-from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.norm import Norm
 
 
 class MultiTokenPrediction(nnx.Module):
     """A module that predicts a later token."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE):
         hidden = config.hidden_size
         self.embedding_norm = Norm(hidden, config)
         self.stream_norm = Norm(hidden, config)
         self.projection = Linear(2 * hidden, hidden, config)
-        self.layers = Block(config, with_experts=config.is_moe)
+        self.layers = block_of(config, compute, with_experts=config.is_moe)
         self.final_norm = Norm(hidden, config)
 
+    def __call__(
+        self, normed: jax.Array, embedded: jax.Array, context: LayerContext
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Return the stream [B, S, H] after the module's layer, and its balance losses [B].
 
-RunLayer = Callable[..., tuple[jax.Array, jax.Array | None]]
-"""(weights, stream, index=number in the whole model, context=context) to the stream after a layer
-and its balance losses [B], None without experts."""
+        `normed` is the stream of the module before after its final norm, and `embedded` that of the
+        later tokens.
+        """
+        joined = [self.embedding_norm(embedded), self.stream_norm(normed)]
+        return self.layers(self.projection(jnp.concatenate(joined, axis=-1)), context)
 
 
 def mtp_loss(
@@ -62,8 +67,7 @@ def mtp_loss(
     batch: dict[str, jax.Array],
     context: LayerContext,
     config: ModelConfig,
-    parallelism: Parallelism,
-    run_layer: RunLayer,
+    compute: ComputeSettings,
 ) -> jax.Array:
     """Return the share of all modules in the sum of losses, balance losses of experts included.
 
@@ -75,45 +79,36 @@ def mtp_loss(
         batch: targets, loss_mask and segment_ids [B, S] of all positions.
         context: data of the batch for the model's layers.
         config: the model.
-        parallelism: how the model is sharded.
-        run_layer: runs a module's layer.
+        compute: how the modules' layers compute.
     """
-    count = config.num_nextn_predict_layers
+    count, parallelism = config.num_nextn_predict_layers, compute.parallelism
     weight = config.mtp_loss_scaling_factor / count
     table = parameters["embedding"]["tokens"]["embedding"]
+    declared_module = MultiTokenPrediction(config, compute)
+    head = Head.of(parameters, config, compute)
+
+    def run(
+        inside: LayerContext, own: Parameters, normed: jax.Array, embedded: jax.Array, *, index: int
+    ) -> tuple[jax.Array, jax.Array | None]:
+        if config.lora is not None:
+            own = scale_adapters(own, config.lora)
+        module = bound(declared_module, own)
+        return module(normed, embedded, inside._replace(layer=jnp.int32(index)))
+
     total: Any = 0
     for number in range(count):
         later = later_tokens(batch, number + 1)
         embedded = embed_tokens(table, later.tokens, config, parallelism)
         own = layer_slice(parameters["mtp"], number)
         inside = context._replace(segment_ids=later.segment_ids)
-        run = functools.partial(run_layer, index=np.int32(config.num_hidden_layers + number))
-        module = computed_again(functools.partial(_module, config, run))
+        module = computed_again(functools.partial(run, index=config.num_hidden_layers + number))
         x, balance = module(inside, own, normed, embedded)
-        normed = norm(own["final_norm"], x, config)
-        loss = token_loss(parameters, normed, later.targets, later.mask, config, parallelism)
-        total = total + weight * loss
+        normed = bound(declared_module.final_norm, own["final_norm"])(x)
+        total = total + weight * head.loss(normed, later.targets, later.mask)
         if balance is not None:
             total = total + weighted_aux_loss(balance, later.mask)
     made: jax.Array = total
     return made
-
-
-def _module(
-    config: ModelConfig,
-    run_layer: RunLayer,
-    context: LayerContext,
-    parameters: Parameters,
-    normed: jax.Array,
-    embedded: jax.Array,
-) -> tuple[jax.Array, jax.Array | None]:
-    """Return the stream [B, S, H] after a module's layer, and its balance losses [B]."""
-    joined = [
-        norm(parameters["embedding_norm"], embedded, config),
-        norm(parameters["stream_norm"], normed, config),
-    ]
-    x = linear(parameters["projection"], jnp.concatenate(joined, axis=-1))
-    return run_layer(parameters["layers"], x, context=context)
 
 
 class LaterTokens(NamedTuple):

@@ -18,7 +18,7 @@ from geojax.models.config import ModelConfig
 from geojax.models.declaration import Declaration, Parameters, declared, stacked
 from geojax.models.embedding import Embedding
 from geojax.models.head import Head
-from geojax.models.layers import Block
+from geojax.models.layers import block_of
 from geojax.models.lora import LORA_A, LORA_B
 from geojax.models.multi_token_prediction import MultiTokenPrediction
 from geojax.models.norm import Norm
@@ -82,9 +82,9 @@ def declarations(config: ModelConfig) -> Parameters:
     """
     tree: Parameters = {"embedding": declared(Embedding(config))}
     if count := config.first_k_dense_replace:
-        dense = declared(Block(config, with_experts=False))
+        dense = declared(block_of(config, with_experts=False))
         tree["embedding"]["dense_layers"] = stacked(dense, count)
-    block = declared(Block(config, with_experts=config.is_moe))
+    block = declared(block_of(config, with_experts=config.is_moe))
     tree["layers"] = stacked(block, config.num_stacked_layers)
     tree["final_norm"] = declared(Norm(config.hidden_size, config))
     if modules := config.num_nextn_predict_layers:

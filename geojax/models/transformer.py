@@ -10,24 +10,22 @@ from typing import TypedDict, Unpack
 import jax
 import jax.numpy as jnp
 
-from geojax.errors import UserError
 from geojax.models.chunk.chunk import Chunk, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
-from geojax.models.chunk.layer_scan import Layers, LayerSpan
+from geojax.models.chunk.layer_scan import Layer, Layers, LayerSpan
 from geojax.models.chunk.remat import Remat, computed_again, rematerialize
 from geojax.models.config import ModelConfig
-from geojax.models.declaration import Parameters
-from geojax.models.dropout import dropout
-from geojax.models.embedding import embed_tokens, look_up
+from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext, make_context
+from geojax.models.declaration import Parameters, bound
+from geojax.models.embedding import Embedding
 from geojax.models.frozen import unmarked
-from geojax.models.head import head, token_loss
-from geojax.models.layers import LayerContext, layer, make_context
+from geojax.models.head import Head
+from geojax.models.layers import Block, block_of
+from geojax.models.lora import scale_adapters
 from geojax.models.moe import weighted_aux_loss
 from geojax.models.multi_token_prediction import mtp_loss
-from geojax.models.norm import norm
+from geojax.models.norm import Norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
-from geojax.models.parallel.sequence_order import local_positions
-from geojax.models.parallel.tensor import stream_positions
 from geojax.precision import NO_FP8, LinearMatmul
 
 Batch = dict[str, jax.Array]
@@ -74,11 +72,8 @@ def loss_sum(
         UserError: the sequence is longer than learned positions reach, or `remat` is unknown.
     """
     x, aux_loss = stream(parameters, batch, config, **options)
-    parallelism = options.get("parallelism", SINGLE_DEVICE)
-    key, kernel = options.get("dropout_key"), options.get("attention", "auto")
-    total = head_losses(
-        parameters, x, batch, config, parallelism, dropout_key=key, attention=kernel
-    ).sum()
+    key, compute = options.get("dropout_key"), _compute(options)
+    total = head_losses(parameters, x, batch, config, compute, dropout_key=key).sum()
     if aux_loss is not None and config.is_moe:
         total += weighted_aux_loss(aux_loss, batch["loss_mask"])
     return total, batch["loss_mask"].astype(total.dtype).sum()
@@ -93,86 +88,93 @@ def logits(
     parallelism see `head`.
     """
     x, _ = stream(parameters, batch, config, **options)
-    return head(parameters, x, config, options.get("parallelism", SINGLE_DEVICE))
+    return Head.of(parameters, config, _compute(options))(final_norm(parameters, config)(x))
 
 
 def stream(
-    parameters: Parameters,
-    batch: Batch,
-    config: ModelConfig,
-    *,
-    dropout_key: jax.Array | None = None,
-    attention: str = "auto",
-    remat: Remat = "none",
-    parallelism: Parallelism = SINGLE_DEVICE,
-    matmul: LinearMatmul = NO_FP8,
+    parameters: Parameters, batch: Batch, config: ModelConfig, **options: Unpack[ModelOptions]
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Return the stream after all layers, and the sum of their balance losses (see `layer`)."""
+    """Return the stream after all layers, and the sum of their balance losses (see `Block`)."""
     chunk = model_chunk(
         config,
         range(config.num_stacked_layers),
         parameters["embedding"]["tokens"]["embedding"].dtype,
-        dropout_key=dropout_key,
-        attention=attention,
-        remat=remat,
-        parallelism=parallelism,
-        matmul=matmul,
+        _compute(options),
+        dropout_key=options.get("dropout_key"),
+        remat=options.get("remat", "none"),
     )
     chunk = dataclasses.replace(chunk, is_last=False)
     weights = chunk.stacked_weights(parameters["embedding"], parameters["layers"], {})
     return chunk.forward_only(weights, None, batch, chunk.functions.context(batch))
 
 
+def _compute(options: ModelOptions) -> ComputeSettings:
+    return ComputeSettings(
+        options.get("parallelism", SINGLE_DEVICE),
+        options.get("matmul", NO_FP8),
+        options.get("attention", "auto"),
+    )
+
+
 def model_chunk(
     config: ModelConfig,
     layers: range,
     dtype: jnp.dtype,
+    compute: ComputeSettings,
     *,
     dropout_key: jax.Array | None,
-    attention: str,
     remat: Remat,
-    parallelism: Parallelism,
-    matmul: LinearMatmul,
 ) -> Chunk:
     """Return the chunk of consecutive stacked `layers`; those that multiply alike are one span.
 
     It has the embedding and the first dense layers if it begins with the first stacked one, and the
     head if it ends with the last one. Its `functions` are those of the whole model; the layers
-    compute in `dtype`. The other arguments are those of `loss_sum`.
+    compute in `dtype`, as `compute` says. The other arguments are those of `loss_sum`.
     """
-    count = config.num_stacked_layers
+    count, matmul = config.num_stacked_layers, compute.matmul
 
-    def span_layer(
-        own: LinearMatmul,
-        weights: Parameters,
-        x: jax.Array,
-        index: jax.Array,
-        context: LayerContext,
+    def apply(
+        block: Block, weights: Parameters, x: jax.Array, number: jax.Array, context: LayerContext
     ) -> tuple[jax.Array, jax.Array | None]:
-        number = config.first_k_dense_replace + index
-        return layer(unmarked(weights), x, number, context, config, attention, parallelism, own)
+        if config.lora is not None:
+            weights = scale_adapters(weights, config.lora)
+        return bound(block, weights)(x, context._replace(layer=number))
 
-    def any_layer(
-        weights: Parameters, x: jax.Array, index: jax.Array, context: LayerContext
-    ) -> tuple[jax.Array, jax.Array | None]:
-        return span_layer(matmul.at_layer(index, count), weights, x, index, context)
+    def layer_with(own: LinearMatmul, *, of_any_number: bool = False) -> Layer:
+        block = block_of(
+            config, dataclasses.replace(compute, matmul=own), with_experts=config.is_moe
+        )
+
+        def layer(
+            weights: Parameters, x: jax.Array, index: jax.Array, context: LayerContext
+        ) -> tuple[jax.Array, jax.Array | None]:
+            if of_any_number:
+                follows = own.at_layer(index, count).quantized
+                context = context._replace(follows_recipe=follows)
+            number = config.first_k_dense_replace + index
+            return apply(block, unmarked(weights), x, number, context)
+
+        return rematerialize(layer, remat)
+
+    dense = block_of(config, compute.without_fp8, with_experts=False)
 
     def dense_layer(
         number: int, context: LayerContext, stacked: Parameters, x: jax.Array
     ) -> jax.Array:
-        own = layer_slice(stacked, number)
-        return layer(own, x, jnp.int32(number), context, config, attention, parallelism)[0]
+        return apply(dense, layer_slice(stacked, number), x, jnp.int32(number), context)[0]
 
     def first_stream(first: Parameters, batch: Batch) -> jax.Array:
         first = unmarked(first)
-        x = embed(first, batch, config, dropout_key, parallelism)
+        tables = {name: own for name, own in first.items() if name != "dense_layers"}
+        x = bound(Embedding(config, compute), tables)(batch, dropout_key)
         if not config.first_k_dense_replace:
             return x
-        context = make_context(batch, config, dtype, dropout_key, parallelism)
+        context = make_context(batch, config, dtype, dropout_key, compute.parallelism)
         for number in range(config.first_k_dense_replace):
             # Each keeps its input alone; a pipeline would compute it again in any case.
-            dense = computed_again(functools.partial(dense_layer, number))
-            x = dense(context, first["dense_layers"], x)
+            x = computed_again(functools.partial(dense_layer, number))(
+                context, first["dense_layers"], x
+            )
         return x
 
     def balance(losses: jax.Array, batch: Batch) -> jax.Array:
@@ -180,54 +182,18 @@ def model_chunk(
 
     functions = ModelFunctions(
         embed=first_stream,
-        layer=rematerialize(any_layer, remat),
+        layer=layer_with(matmul, of_any_number=True),
         head=lambda last, x, batch: head_losses(
-            unmarked(last),
-            x,
-            batch,
-            config,
-            parallelism,
-            dropout_key=dropout_key,
-            attention=attention,
+            unmarked(last), x, batch, config, compute, dropout_key=dropout_key
         ),
-        context=lambda batch: make_context(batch, config, dtype, dropout_key, parallelism),
+        context=lambda batch: make_context(batch, config, dtype, dropout_key, compute.parallelism),
         balance=balance if config.is_moe else None,
     )
     spans = [
-        LayerSpan(len(part), rematerialize(functools.partial(span_layer, own), remat))
-        for part, own in matmul.spans_within(layers, count)
+        LayerSpan(len(part), layer_with(own)) for part, own in matmul.spans_within(layers, count)
     ]
     is_first, is_last = layers.start == 0, layers.stop == count
     return Chunk(functions, Layers(tuple(spans), layers.start), is_first, is_last)
-
-
-def embed(
-    parameters: Parameters,
-    batch: Batch,
-    config: ModelConfig,
-    dropout_key: jax.Array | None,
-    parallelism: Parallelism = SINGLE_DEVICE,
-) -> jax.Array:
-    """Embed the tokens as the first residual stream, [B, S, H].
-
-    `parameters` are the tables of "embedding". With sequence parallelism the stream has 1 / tensor
-    of the positions, here and through all layers.
-    """
-    x = embed_tokens(parameters["tokens"]["embedding"], batch["tokens"], config, parallelism)
-    if config.position_embedding_type == "learned_absolute":
-        sequence = batch["tokens"].shape[1] * parallelism.context
-        if sequence > config.max_position_embeddings:
-            raise UserError(
-                f"a sequence of {sequence} tokens is longer than the model's "
-                f"{config.max_position_embeddings} learned positions (max_position_embeddings)"
-            )
-        positions = stream_positions(batch["positions"], parallelism, dim=1)
-        x = x + look_up(parameters["positions"]["embedding"], positions)
-    if dropout_key is not None and config.dropout > 0:
-        columns = local_positions(batch["tokens"].shape[1], parallelism)
-        columns = stream_positions(columns, parallelism, dim=0)
-        x = dropout(x, jax.random.fold_in(dropout_key, 0), batch["row"], columns, config.dropout)
-    return x
 
 
 def head_losses(
@@ -235,10 +201,9 @@ def head_losses(
     x: jax.Array,
     batch: Batch,
     config: ModelConfig,
-    parallelism: Parallelism = SINGLE_DEVICE,
+    compute: ComputeSettings = ON_ONE_DEVICE,
     *,
     dropout_key: jax.Array | None = None,
-    attention: str = "auto",
 ) -> jax.Array:
     """Sum the masked losses of the stream `x` after all layers.
 
@@ -248,19 +213,18 @@ def head_losses(
         The sum of the next-token losses, []; with modules for later tokens [2], that sum and their
         share, which together are what is trained.
     """
-    normed = norm(parameters["final_norm"], x, config)
-    loss = token_loss(parameters, normed, batch["targets"], batch["loss_mask"], config, parallelism)
+    normed = final_norm(parameters, config)(x)
+    loss = Head.of(parameters, config, compute).loss(normed, batch["targets"], batch["loss_mask"])
     if not config.num_nextn_predict_layers:
         return loss
-
-    def run_layer(
-        weights: Parameters, x: jax.Array, index: jax.Array, context: LayerContext
-    ) -> tuple[jax.Array, jax.Array | None]:
-        return layer(weights, x, index, context, config, attention, parallelism)
-
-    context = make_context(batch, config, x.dtype, dropout_key, parallelism)
-    later = mtp_loss(parameters, normed, batch, context, config, parallelism, run_layer)
+    context = make_context(batch, config, x.dtype, dropout_key, compute.parallelism)
+    later = mtp_loss(parameters, normed, batch, context, config, compute.without_fp8)
     return jnp.stack([loss, later])
+
+
+def final_norm(parameters: Parameters, config: ModelConfig) -> Norm:
+    """Return the norm of the stream after all layers."""
+    return bound(Norm(config.hidden_size, config), parameters["final_norm"])
 
 
 def read_by_head(parameters: Parameters, config: ModelConfig) -> Parameters:

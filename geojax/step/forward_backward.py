@@ -21,6 +21,7 @@ from geojax.collectives import after
 from geojax.models import Batch, ModelConfig, Parameters
 from geojax.models.chunk.chunk import Chunk, ChunkWeights
 from geojax.models.chunk.layer_io import GradientSink, LayerWeights
+from geojax.models.context import ComputeSettings
 from geojax.models.transformer import model_chunk, read_by_head
 from geojax.pipeline.execution import EarlyReduction, Executor, StageWeights
 from geojax.pipeline.execution.ready_parts import Part
@@ -86,11 +87,9 @@ class ForwardBackward:
             self.model,
             layers,
             plan.policy.compute_dtype,
+            ComputeSettings(plan.parallelism, plan.matmul, plan.attention),
             dropout_key=self.dropout_key,
-            attention=plan.attention,
             remat=plan.layout.remat,
-            parallelism=plan.parallelism,
-            matmul=plan.matmul,
         )
         factor = self.gradient_factor
         if factor is None:

@@ -14,139 +14,117 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from geojax.collectives.axes import vary_over
 from geojax.models.config import ModelConfig
+from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
 from geojax.models.declaration import Parameters
-from geojax.models.feed_forward import activated, times_kernel
+from geojax.models.feed_forward import FeedForward
 from geojax.models.moe.aux_loss import auxiliary_losses
 from geojax.models.moe.capacity import drop
 from geojax.models.moe.dispatch import SLOTS, dispatch_and_combine, most_to_a_rank
 from geojax.models.moe.experts import RoutedTokens, apply_experts
-from geojax.models.moe.router import SCORE_BIAS, Routing, route
+from geojax.models.moe.router import Router, Routing
 from geojax.models.moe.score_bias import with_excess
 from geojax.models.moe.sharded_sequence import full_sequence_length
-from geojax.models.norm import norm
-from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
-from geojax.precision import NO_FP8, LinearMatmul
 
 
-def moe_block(
-    parameters: Parameters,
-    x: jax.Array,
-    segment_ids: jax.Array | None,
-    positions: jax.Array,
-    config: ModelConfig,
-    parallelism: Parallelism = SINGLE_DEVICE,
-    matmul: LinearMatmul = NO_FP8,
-) -> tuple[jax.Array, jax.Array]:
-    """Compute the experts' contribution to the stream `x` [B, S, H], and their auxiliary loss.
+class MoE(nnx.Module):
+    """A router, experts, and perhaps experts that all tokens go to."""
 
-    Padding goes to no expert but the shared ones, and takes no expert's capacity.
+    def __init__(self, config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE):
+        self.config, self.compute = config, compute
+        self.router = Router(config)
+        experts, width = config.num_experts, config.moe_intermediate_size
+        self.experts = FeedForward(width, config, compute, bias=config.moe_bias, experts=experts)
+        if config.n_shared_experts:
+            width = config.shared_expert_intermediate_size
+            self.shared_experts = FeedForward(width, config, compute)
 
-    Args:
-        parameters: a layer's: the block reads its feed_forward_norm, router, experts and
-            shared_experts.
-        x: the residual stream.
-        segment_ids: int32 [B, S] of the stream's positions, 0 for padding; None: no padding.
-        positions: int32 [S], the stream's positions in the sequence.
-        config: the model.
-        parallelism: how model and sequences are sharded; `parameters` are this rank's shards.
-        matmul: matmul of the experts; the router always multiplies in the compute dtype.
+    def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array | None]:
+        """Compute the experts' contribution to the stream, and their auxiliary loss.
 
-    Returns:
-        [B, S, H] in the dtype of `x`, and [B] (see `AuxLosses.weighted`).
-    """
-    normed = norm(parameters["feed_forward_norm"], x, config)
-    router = parameters["router"]
-    routing = route(router, normed, config)
-    real = None if segment_ids is None else segment_ids != 0
-    z_loss = config.router_z_loss_coef > 0
-    aux_loss = auxiliary_losses(routing, real, parallelism, z_loss=z_loss).weighted(config)
-    experts = routing.experts
-    if real is not None:
-        experts = jnp.where(real[..., None], experts, config.num_experts)
-    if SCORE_BIAS in router:
-        gates = with_excess(routing.gates, router[SCORE_BIAS], experts)
-        routing = routing._replace(gates=gates)
-    experts = drop(experts, positions, config, parallelism)
-    routing = routing._replace(experts=checkpoint_name(experts, SLOTS))
-    return _apply(parameters, normed, routing, config, parallelism, matmul), aux_loss
+        Padding goes to no expert but the shared ones, and takes no expert's capacity.
 
+        Args:
+            x: [B, S, H], the stream after the norm.
+            context: segment ids and positions of the stream, which may be a part of the sequence.
 
-def _apply(
-    parameters: Parameters,
-    normed: jax.Array,
-    routing: Routing,
-    config: ModelConfig,
-    parallelism: Parallelism,
-    matmul: LinearMatmul,
-) -> jax.Array:
-    """Sum the contributions of routed and shared experts, [B, S, H]."""
-    if parallelism.expert == 1:
-        stream = RoutedTokens(normed, routing.experts, routing.gates)
-        stream = jax.tree.map(lambda leaf: copy_to_tp_region(leaf, parallelism), stream)
-        tokens = _without_rows(stream)
-        routed = apply_experts(parameters["experts"], tokens, config, parallelism, matmul)
-        added = routed.reshape(stream.x.shape)
-        if "shared_experts" in parameters:
-            added += _shared(parameters["shared_experts"], stream.x, config, parallelism, matmul)
-        return reduce_from_tp_region(added.astype(normed.dtype), parallelism)
-    added = _travel(parameters["experts"], normed, routing, config, parallelism, matmul)
-    if "shared_experts" in parameters:
-        entered = copy_to_tp_region(normed, parallelism)
-        shared = _shared(parameters["shared_experts"], entered, config, parallelism, matmul)
-        added += reduce_from_tp_region(shared, parallelism)
-    return added
+        Returns:
+            [B, S, H] in the dtype of `x`, and [B] (see `AuxLosses.weighted`).
+        """
+        config, parallelism = self.config, self.compute.parallelism
+        routing = self.router.route(x)
+        real = None if context.segment_ids is None else context.segment_ids != 0
+        z_loss = config.router_z_loss_coef > 0
+        aux_loss = auxiliary_losses(routing, real, parallelism, z_loss=z_loss).weighted(config)
+        experts = routing.experts
+        if real is not None:
+            experts = jnp.where(real[..., None], experts, config.num_experts)
+        if config.use_router_bias:
+            bias = self.router.score_bias.get_value()
+            routing = routing._replace(gates=with_excess(routing.gates, bias, experts))
+        experts = drop(experts, context.positions, config, parallelism)
+        routing = routing._replace(experts=checkpoint_name(experts, SLOTS))
+        return self._apply(x, routing, context), aux_loss
 
+    def _apply(self, normed: jax.Array, routing: Routing, context: LayerContext) -> jax.Array:
+        """Sum the contributions of routed and shared experts, [B, S, H]."""
+        parallelism, has_shared = self.compute.parallelism, self.config.n_shared_experts > 0
+        experts = nnx.to_pure_dict(nnx.state(self.experts))
+        if parallelism.expert == 1:
+            stream = RoutedTokens(normed, routing.experts, routing.gates)
+            stream = jax.tree.map(lambda leaf: copy_to_tp_region(leaf, parallelism), stream)
+            matmul = self.compute.matmul_at(context)
+            routed = apply_experts(experts, _without_rows(stream), self.config, parallelism, matmul)
+            added = routed.reshape(stream.x.shape)
+            if has_shared:
+                added += self._shared(stream.x, context)
+            return reduce_from_tp_region(added.astype(normed.dtype), parallelism)
+        added = self._travel(experts, normed, routing, context)
+        if has_shared:
+            shared = self._shared(copy_to_tp_region(normed, parallelism), context)
+            added += reduce_from_tp_region(shared, parallelism)
+        return added
 
-def _shared(
-    parameters: Parameters,
-    x: jax.Array,
-    config: ModelConfig,
-    parallelism: Parallelism,
-    matmul: LinearMatmul,
-) -> jax.Array:
-    """Apply this rank's part of the shared experts, which side by side are one dense block."""
-    middle = activated(parameters, x, config, parallelism, matmul)
-    return times_kernel(parameters["down"], middle, parallelism, matmul, sharding="rows")
+    def _shared(self, x: jax.Array, context: LayerContext) -> jax.Array:
+        """Apply this rank's part of the shared experts, which side by side are one dense block."""
+        return self.shared_experts.down.product(self.shared_experts.middle(x, context), context)
+
+    def _travel(
+        self, experts: Parameters, normed: jax.Array, routing: Routing, context: LayerContext
+    ) -> jax.Array:
+        """Send the stream's tokens to experts on other ranks and back, [B, S, H]."""
+        config, parallelism = self.config, self.compute.parallelism
+        sequences, positions, hidden = normed.shape
+        tokens = _without_rows(RoutedTokens(normed, routing.experts, routing.gates))
+        # Without sequence parallelism the ranks of `tensor` hold the same tokens: each sends a
+        # share.
+        shared_out = parallelism.tensor > 1 and not parallelism.sequence
+        if shared_out:
+            share = functools.partial(_share, ranks=parallelism.tensor)
+            nowhere = routing.probabilities.shape[-1]
+            tokens = RoutedTokens(
+                share(tokens.x), share(tokens.experts, fill=nowhere), share(tokens.gates)
+            )
+        sequence = full_sequence_length(positions, parallelism)
+        most = most_to_a_rank(tokens.x.shape[0], sequences, sequence, config, parallelism)
+        matmul = self.compute.matmul_at(context)
+        out = dispatch_and_combine(experts, tokens, most, config, parallelism, matmul)
+        out = out.astype(normed.dtype)
+        if shared_out:
+            out = lax.all_gather(out, "tensor", axis=0, tiled=True, to="invarying")[
+                : sequences * positions
+            ]
+        return out.reshape(sequences, positions, hidden)
 
 
 def _without_rows(tokens: RoutedTokens) -> RoutedTokens:
     return jax.tree.map(lambda leaf: leaf.reshape(-1, leaf.shape[-1]), tokens)
-
-
-def _travel(
-    parameters: Parameters,
-    normed: jax.Array,
-    routing: Routing,
-    config: ModelConfig,
-    parallelism: Parallelism,
-    matmul: LinearMatmul,
-) -> jax.Array:
-    """Send the stream's tokens to experts on other ranks and back, [B, S, H]."""
-    sequences, positions, hidden = normed.shape
-    tokens = _without_rows(RoutedTokens(normed, routing.experts, routing.gates))
-    # Without sequence parallelism the ranks of `tensor` hold the same tokens: each sends a share.
-    shared_out = parallelism.tensor > 1 and not parallelism.sequence
-    if shared_out:
-        share = functools.partial(_share, ranks=parallelism.tensor)
-        nowhere = routing.probabilities.shape[-1]
-        tokens = RoutedTokens(
-            share(tokens.x), share(tokens.experts, fill=nowhere), share(tokens.gates)
-        )
-    sequence = full_sequence_length(positions, parallelism)
-    most = most_to_a_rank(tokens.x.shape[0], sequences, sequence, config, parallelism)
-    out = dispatch_and_combine(parameters, tokens, most, config, parallelism, matmul)
-    out = out.astype(normed.dtype)
-    if shared_out:
-        out = lax.all_gather(out, "tensor", axis=0, tiled=True, to="invarying")[
-            : sequences * positions
-        ]
-    return out.reshape(sequences, positions, hidden)
 
 
 def _share(x: jax.Array, *, ranks: int, fill: int = 0) -> jax.Array:

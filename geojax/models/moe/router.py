@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.models.config import ModelConfig
-from geojax.models.declaration import Parameters, constant, parameter
+from geojax.models.declaration import constant, parameter
 from geojax.models.feed_forward import Linear
 
 _LEAST_SUM = 1e-20
@@ -19,22 +19,6 @@ _LEAST_SUM = 1e-20
 SCORE_BIAS = "score_bias"
 """Name of the router's bias, in place of whose gradient comes the excess of its experts' choices
 (see `geojax.models.moe.score_bias`); it is no weight that an optimizer trains."""
-
-
-class Router(Linear):
-    """The logits of the experts, and the biases of their choice."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__(
-            config.hidden_size, config.num_experts, config, bias=config.moe_bias, fp8=False
-        )
-        if config.use_router_bias:
-            self.score_bias = parameter((config.num_experts,), constant(0.0), is_wide=True)
-
-
-def is_score_bias(path: tuple[Any, ...]) -> bool:
-    """Return True for the path of a leaf in whose gradient's place there is an experts' excess."""
-    return bool(path) and getattr(path[-1], "key", None) == SCORE_BIAS
 
 
 class Routing(NamedTuple):
@@ -50,66 +34,77 @@ class Routing(NamedTuple):
     """[B, S] in at least float32, the log of the sum of exp(logit) over all experts."""
 
 
-def route(parameters: Parameters, x: jax.Array, config: ModelConfig) -> Routing:
-    """Choose the k experts with the largest scores, of equal ones those with the lower numbers.
+class Router(Linear):
+    """The logits of the experts, and the biases of their choice."""
 
-    Logits and scores are in at least float32, whatever the dtype of `x` and the kernel.
+    def __init__(self, config: ModelConfig):
+        super().__init__(
+            config.hidden_size, config.num_experts, config, bias=config.moe_bias, fp8=False
+        )
+        self.config = config
+        if config.use_router_bias:
+            self.score_bias = parameter((config.num_experts,), constant(0.0), is_wide=True)
 
-    softmax: with `norm_topk_prob` the gates of a token are the softmax over its k logits (Jiang et
-    al. 2024, "Mixtral of Experts", section 2.1), else its k largest probabilities (Dai et al. 2024,
-    "DeepSeekMoE", equations 3 to 5).
+    def route(self, x: jax.Array) -> Routing:
+        """Choose the k experts with the largest scores, of equal ones those with the lower numbers.
 
-    sigmoid: with `norm_topk_prob` the gates are the k scores as shares of their sum; the choice is
-    by scores plus bias, in the best groups alone ("DeepSeek-V3", 2024, equations 12 to 16 and
-    section 2.1.2).
+        Logits and scores are in at least float32, whatever the dtype of `x` and the kernel.
 
-    Args:
-        parameters: the kernel [H, E], and the biases of the logits and of the scores [E] if there
-            are any.
-        x: [B, S, H], after the norm.
-        config: the model.
-    """
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    dims = (((x.ndim - 1,), (0,)), ((), ()))
-    # Highest: GPUs otherwise round a float32 product's inputs to 10 bits.
-    logits = lax.dot_general(
-        x.astype(wide), parameters["kernel"].astype(wide), dims, precision=lax.Precision.HIGHEST
-    )
-    if "bias" in parameters:
-        logits = logits + parameters["bias"].astype(wide)
-    if config.scoring_func == "sigmoid":
-        scores = jax.nn.sigmoid(logits)
-        probabilities = scores / scores.sum(axis=-1, keepdims=True)
-        experts = _best(scores, parameters, config)
-        gates = jnp.take_along_axis(scores, experts, axis=-1)
-        if config.norm_topk_prob:
-            gates = gates / (gates.sum(axis=-1, keepdims=True) + _LEAST_SUM)
-    else:
-        probabilities = jax.nn.softmax(logits, axis=-1)
-        # Without a bias logits are in the order of probabilities, and never rounded to equals.
-        scores = probabilities if SCORE_BIAS in parameters else logits
-        experts = _best(scores, parameters, config)
-        if config.norm_topk_prob:
-            gates = jax.nn.softmax(jnp.take_along_axis(logits, experts, axis=-1), axis=-1)
+        softmax: with `norm_topk_prob` the gates of a token are the softmax over its k logits (Jiang
+        et al. 2024, "Mixtral of Experts", section 2.1), else its k largest probabilities (Dai et
+        al. 2024, "DeepSeekMoE", equations 3 to 5).
+
+        sigmoid: with `norm_topk_prob` the gates are the k scores as shares of their sum; the choice
+        is by scores plus bias, in the best groups alone ("DeepSeek-V3", 2024, equations 12 to 16
+        and section 2.1.2).
+
+        Args:
+            x: [B, S, H], after the norm.
+        """
+        config, wide = self.config, jnp.promote_types(x.dtype, jnp.float32)
+        dims = (((x.ndim - 1,), (0,)), ((), ()))
+        kernel = self.kernel.get_value().astype(wide)
+        # Highest: GPUs otherwise round a float32 product's inputs to 10 bits.
+        logits = lax.dot_general(x.astype(wide), kernel, dims, precision=lax.Precision.HIGHEST)
+        if config.moe_bias:
+            logits = logits + self.bias.get_value().astype(wide)
+        if config.scoring_func == "sigmoid":
+            scores = jax.nn.sigmoid(logits)
+            probabilities = scores / scores.sum(axis=-1, keepdims=True)
+            experts = self._best(scores)
+            gates = jnp.take_along_axis(scores, experts, axis=-1)
+            if config.norm_topk_prob:
+                gates = gates / (gates.sum(axis=-1, keepdims=True) + _LEAST_SUM)
         else:
-            gates = jnp.take_along_axis(probabilities, experts, axis=-1)
-    if config.routed_scaling_factor != 1:
-        gates = config.routed_scaling_factor * gates
-    return Routing(experts, gates, probabilities, jax.nn.logsumexp(logits, axis=-1))
+            probabilities = jax.nn.softmax(logits, axis=-1)
+            # Without a bias logits are in the order of probabilities, never rounded to equals.
+            experts = self._best(probabilities if config.use_router_bias else logits)
+            if config.norm_topk_prob:
+                gates = jax.nn.softmax(jnp.take_along_axis(logits, experts, axis=-1), axis=-1)
+            else:
+                gates = jnp.take_along_axis(probabilities, experts, axis=-1)
+        if config.routed_scaling_factor != 1:
+            gates = config.routed_scaling_factor * gates
+        return Routing(experts, gates, probabilities, jax.nn.logsumexp(logits, axis=-1))
+
+    def _best(self, scores: jax.Array) -> jax.Array:
+        """Return the experts of each token, int32 [B, S, k], by scores [B, S, E]."""
+        config, scores = self.config, lax.stop_gradient(scores)
+        if config.use_router_bias:
+            bias = self.score_bias.get_value()
+            scores = scores + lax.stop_gradient(bias).astype(scores.dtype)
+        if config.topk_group < config.n_group:
+            of_group = scores.reshape(*scores.shape[:-1], config.n_group, -1)
+            two = jnp.take_along_axis(of_group, _largest(of_group, 2), axis=-1).sum(axis=-1)
+            groups = _largest(two, config.topk_group)
+            is_open = (groups[..., None] == jnp.arange(config.n_group)).any(axis=-2)
+            scores = jnp.where(is_open[..., None], of_group, -jnp.inf).reshape(scores.shape)
+        return _largest(scores, config.num_experts_per_tok)
 
 
-def _best(scores: jax.Array, parameters: Parameters, config: ModelConfig) -> jax.Array:
-    """Return the experts of each token, int32 [B, S, k], by scores [B, S, E]."""
-    scores = lax.stop_gradient(scores)
-    if SCORE_BIAS in parameters:
-        scores = scores + lax.stop_gradient(parameters[SCORE_BIAS]).astype(scores.dtype)
-    if config.topk_group < config.n_group:
-        of_group = scores.reshape(*scores.shape[:-1], config.n_group, -1)
-        two = jnp.take_along_axis(of_group, _largest(of_group, 2), axis=-1).sum(axis=-1)
-        groups = _largest(two, config.topk_group)
-        is_open = (groups[..., None] == jnp.arange(config.n_group)).any(axis=-2)
-        scores = jnp.where(is_open[..., None], of_group, -jnp.inf).reshape(scores.shape)
-    return _largest(scores, config.num_experts_per_tok)
+def is_score_bias(path: tuple[Any, ...]) -> bool:
+    """Return True for the path of a leaf in whose gradient's place there is an experts' excess."""
+    return bool(path) and getattr(path[-1], "key", None) == SCORE_BIAS
 
 
 def _largest(logits: jax.Array, count: int) -> jax.Array:

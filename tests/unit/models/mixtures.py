@@ -9,7 +9,11 @@ from support.small_models import drawn_parameters
 from geojax.collectives.axes import to_varying
 from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.chunk.remat import rematerialize
-from geojax.models.moe import moe_block
+from geojax.models.context import ComputeSettings, LayerContext
+from geojax.models.declaration import bound
+from geojax.models.moe import MoE
+from geojax.models.norm import Norm
+from geojax.models.parallel.parallelism import SINGLE_DEVICE
 from geojax.models.parallel.partition import partitions
 from geojax.models.parallel.sequence_order import local_positions
 from geojax.models.parallel.tensor import stream_positions
@@ -62,6 +66,16 @@ def uneven_parameters(config, dtype=jnp.float64):
     return parameters
 
 
+def moe_half(parameters, x, segment_ids, positions, config, parallelism=SINGLE_DEVICE):
+    """The second half of a layer: its norm, and its experts."""
+    norm = bound(Norm(config.hidden_size, config), parameters["feed_forward_norm"])
+    names = ("router", "experts", "shared_experts")
+    own = {name: parameters[name] for name in names if name in parameters}
+    experts = bound(MoE(config, ComputeSettings(parallelism)), own)
+    context = LayerContext(segment_ids, None, None, None, positions)
+    return experts(norm(x), context)
+
+
 def spread_blocks(config, parallelism, mesh, remat="none"):
     """A program on `mesh`: mixture after mixture of all layers, forwards and backwards.
 
@@ -81,7 +95,7 @@ def spread_blocks(config, parallelism, mesh, remat="none"):
         columns = stream_positions(columns, parallelism, dim=0)
 
         def block(own, x):
-            return moe_block(own, x, segment_ids, columns, config, parallelism)
+            return moe_half(own, x, segment_ids, columns, config, parallelism)
 
         def body(x, own):
             added, balance = rematerialize(block, remat)(own, x)

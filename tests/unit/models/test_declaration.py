@@ -56,7 +56,7 @@ def test_nothing_is_made_on_a_device_to_know_a_shape(monkeypatch):
 
 def test_outputs_into_the_stream_begin_smaller(config: ModelConfig):
     key, shape = jax.random.key(1), (64, 64)
-    block = declared(Block(config.replace(num_hidden_layers=8), with_experts=False))
+    block = declared(Block(config.replace(num_hidden_layers=8)))
     made = {
         name: block["attention"][name]["kernel"].initial(key, shape) for name in ("query", "output")
     }

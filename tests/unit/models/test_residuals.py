@@ -10,7 +10,9 @@ from geojax.models.chunk.layer_io import StackedGradients, layer_slice
 from geojax.models.chunk.layer_scan import Layers, LayerSpan
 from geojax.models.chunk.remat import rematerialize
 from geojax.models.chunk.residuals import forward
-from geojax.models.layers import layer, make_context
+from geojax.models.context import make_context
+from geojax.models.declaration import bound
+from geojax.models.layers import Block
 
 
 def setting(family):
@@ -20,6 +22,10 @@ def setting(family):
     x = jax.random.normal(jax.random.key(2), (ROWS, SEQUENCE, model.hidden_size))
     batch = jax.tree.map(jnp.asarray, make_batch(model))
     return model, layers, x, make_context(batch, model, x.dtype, jax.random.key(7))
+
+
+def layer(weights, x, index, context, model):
+    return bound(Block(model), weights)(x, context._replace(layer=index))
 
 
 def kept(family, remat):
