@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.collectives.axes import typed_like, zeros_of
+from geojax.collectives.axes import typed_like, unwritten, zeros_of
 from geojax.models.declaration import Parameters
 from geojax.precision import accumulate
 
@@ -134,6 +134,8 @@ class StackedGradients:
 
     def start(self, layer: Parameters, count: int, zero: jax.Array | float = 0.0) -> Parameters:
         """Make sums of `zero` for `count` layers whose weights have the types of `layer`."""
+        if self.once:
+            return unwritten(layer, count, dtype=self.dtype)
         return zeros_of(layer, count, dtype=self.dtype, zero=zero)
 
     def put(self, sums: Parameters, first: jax.Array, gradients: Parameters) -> Parameters:

@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 
 from geojax.collectives import after
-from geojax.collectives.axes import typed_like, vary_over, varying_axes, zero_after, zeros_of
+from geojax.collectives.axes import typed_like, unwritten, vary_over, varying_axes
 from geojax.models.chunk.layer_io import (
     GradientSink,
     LayerStore,
@@ -462,11 +462,11 @@ def _loop(
 def stacking_scan(
     body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, *, reverse: bool = False
 ) -> tuple[Any, Any]:
-    """Run `lax.scan(body, carry, xs)`, with arrays for its results that wait for `carry`.
+    """Run `lax.scan(body, carry, xs)`, with unwritten arrays for its results.
 
-    `lax.scan` stacks results into a constant array, and XLA for GPUs makes what depends on nothing
-    as early as it can: the residuals of a step's last microbatch would be held from the step's
-    beginning on. Not differentiable.
+    `lax.scan` stacks results into zeros, which XLA for GPUs writes, and makes as early as it can:
+    the residuals of a step's last microbatch would be held from the step's beginning on. Not
+    differentiable.
     """
     count = len(jax.tree.leaves(xs)[0])
     if count == 1:
@@ -475,7 +475,6 @@ def stacking_scan(
     shapes = jax.eval_shape(lambda: traced_once(carry, layer_slice(xs, 0))[1])
     if not jax.tree.leaves(shapes):
         return lax.scan(traced_once, carry, xs, reverse=reverse)
-    carry, zero = zero_after(carry)
 
     def iteration(state: tuple[Any, Any], each: tuple[jax.Array, Any]) -> Any:
         carry, stacks = state
@@ -490,7 +489,7 @@ def stacking_scan(
         return (carry, jax.tree.map(write, stacks, made)), None
 
     indices = jnp.arange(count, dtype=jnp.int32)
-    start = (carry, zeros_of(shapes, count, zero=zero))
+    start = (carry, unwritten(shapes, count))
     done: tuple[Any, Any]
     done, _ = lax.scan(iteration, start, (indices, xs), reverse=reverse)
     return done

@@ -73,10 +73,11 @@ def _by_window(
     if rule.window is None or block.is_windowed is None:
         return attend(block, rule)
     every = block._replace(is_windowed=None)
-    return lax.cond(
-        block.is_windowed,
-        lambda: attend(every, rule),
+    return _switch(
+        block.is_windowed.astype(jnp.int32),
         lambda: attend(every, rule._replace(window=None)),
+        lambda: attend(every, rule),
+        dtype=block.query.dtype,
     )
 
 
@@ -93,7 +94,7 @@ def _forward(block: ScoreBlock, rule: ScoreRule) -> Partial:
     if segment_ids is None:
         return whole()
     return _by_segments(
-        segment_ids,
+        block,
         whole,
         lambda segments, capacity: _partial(
             *packed_forward(query, key, value, segments, rule, capacity)
@@ -122,7 +123,7 @@ def _backward(
     if segment_ids is None:
         return whole()
     return _by_segments(
-        segment_ids,
+        block,
         whole,
         lambda segments, capacity: _gradients(
             packed_backward(query, key, value, segments, rule, output, sums, gradient, capacity)
@@ -132,7 +133,7 @@ def _backward(
 
 
 def _by_segments(
-    segment_ids: jax.Array,
+    block: ScoreBlock,
     whole: Callable[[], Result],
     packed: Callable[[Segments, int], Result],
     tiled: Callable[[], Result],
@@ -141,15 +142,34 @@ def _by_segments(
 
     The segments are found outside of the branches, so that XLA can find them once for all layers.
     """
-    segments = Segments.of(segment_ids)
+    assert block.query_segments is not None, "packed sequences have segments"
+    segments = Segments.of(block.query_segments)
 
     def within(capacity: int) -> Callable[[], Result]:
         return lambda: packed(segments, capacity)
 
-    branches = [whole, *map(within, CAPACITIES), tiled]
     larger = segments.most > jnp.asarray((1, *CAPACITIES))
-    result: Result = lax.switch(jnp.sum(larger, dtype=jnp.int32), branches)
-    return result
+    chosen = jnp.sum(larger, dtype=jnp.int32)
+    return _switch(chosen, whole, *map(within, CAPACITIES), tiled, dtype=block.query.dtype)
+
+
+def _switch(chosen: jax.Array, *branches: Callable[[], Result], dtype: jnp.dtype) -> Result:
+    """Call the branch of number `chosen`, whose result is rounded to `dtype`, as cuDNN's are.
+
+    Returned in float32 a branch would write it so, and whoever calls would read and write it again.
+    """
+
+    def rounded(branch: Callable[[], Result]) -> Callable[[], Result]:
+        def call() -> Result:
+            result = branch()
+            if isinstance(result, Partial):
+                return result._replace(output=result.output.astype(dtype))
+            return BlockGradients(*(leaf.astype(dtype) for leaf in result))
+
+        return call
+
+    result: Result = lax.switch(chosen, list(map(rounded, branches)))
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), result)
 
 
 class _Rectangle(NamedTuple):
