@@ -14,13 +14,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.models import ModelConfig
 from geojax.models.attention import attention
-from geojax.models.declaration import bound
-from geojax.models.norm import Norm
+from geojax.models.layers import Norm
 from geojax.models.parallel.sequence_order import position_order
 from geojax.models.rotary import rotary_table, rotate
 from geojax.step.plan import BATCH_AXES, StepPlan
@@ -90,7 +90,7 @@ class AutomaticModel:
         return x + _keep_products(self._feed_forward)(own, x)
 
     def _norm(self, parameters: Any, x: jax.Array) -> jax.Array:
-        return bound(Norm(x.shape[-1], self.config), parameters)(x)
+        return nnx.merge(nnx.graphdef(Norm(x.shape[-1], self.config)), parameters)(x)
 
     def _project(
         self, own: Any, x: jax.Array, rotary: tuple[jax.Array, jax.Array]

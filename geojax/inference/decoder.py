@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax import lax
 
+from geojax.models.block import Block, block_of
 from geojax.models.config import ModelConfig
 from geojax.models.context import ComputeSettings, LayerContext, rotary_tables
-from geojax.models.declaration import Parameters, bound
+from geojax.models.declaration import Parameters
 from geojax.models.embedding import Embedding
 from geojax.models.head import Head, soft_cap
-from geojax.models.layers import Block, block_of
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.rotary import score_scale
 from geojax.models.self_attention import SelfAttention
@@ -171,7 +172,7 @@ def _scan_layers(
         block = block_of(config, ComputeSettings(parallelism), with_experts=with_experts)
         numbers = first + jnp.arange(len(jax.tree.leaves(layers)[0]), dtype=jnp.int32)
         return lax.scan(
-            lambda carry, own: one_layer(bound(block, own[0]), carry, own[1]),
+            lambda carry, own: one_layer(nnx.merge(nnx.graphdef(block), own[0]), carry, own[1]),
             carry,
             (layers, numbers),
         )
@@ -195,7 +196,7 @@ def _embed(
 ) -> jax.Array:
     """Embed new tokens [B, slots] as the stream [B, slots, H]."""
     tables = {name: own for name, own in parameters["embedding"].items() if name != "dense_layers"}
-    embedding = bound(Embedding(config, ComputeSettings(parallelism)), tables)
+    embedding = nnx.merge(nnx.graphdef(Embedding(config, ComputeSettings(parallelism))), tables)
     return embedding({"tokens": tokens, "positions": positions})
 
 

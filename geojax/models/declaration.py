@@ -7,7 +7,7 @@ them (initial values, sharding, FP8) reads them off `declared`.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,6 @@ from flax import nnx
 
 Parameters = dict[str, Any]
 """Nested dict of arrays (or of their shapes, or of anything else leaf by leaf)."""
-
-AnyModule = TypeVar("AnyModule", bound=nnx.Module)
 
 Initial: TypeAlias = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 """Draws initial values from a key and a shape, in float32."""
@@ -76,12 +74,6 @@ def declared(module: nnx.Module) -> Parameters:
     """Return the `Declaration` of each parameter of a module, in a tree by its attributes."""
     parameters = nnx.state(module, nnx.Param)
     return nnx.to_pure_dict(parameters, extract_fn=Declaration.of)
-
-
-def bound(module: AnyModule, parameters: Parameters) -> AnyModule:
-    """Return a copy of `module` that has these values in the place of what it declares."""
-    made: AnyModule = nnx.merge(nnx.graphdef(module), parameters)
-    return made
 
 
 def stacked(tree: Parameters, count: int) -> Parameters:

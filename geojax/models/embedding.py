@@ -21,7 +21,7 @@ from geojax.errors import UserError
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings
 from geojax.models.declaration import normal, parameter
-from geojax.models.dropout import dropout
+from geojax.models.layers import dropout
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.sequence_order import local_positions
 from geojax.models.parallel.tensor import reduce_from_tp_region, stream_positions

@@ -27,7 +27,7 @@ from jax import lax
 from geojax.collectives.axes import vary_over, varying_axes, zero_after, zeros_of
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings
-from geojax.models.declaration import Parameters, bound, normal, parameter
+from geojax.models.declaration import Parameters, normal, parameter
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region
 
@@ -54,8 +54,9 @@ class Head(nnx.Module):
     @classmethod
     def of(cls, last: Parameters, config: ModelConfig, compute: ComputeSettings) -> "Head":
         """Return the head that has its weight among those of a model's last chunk."""
-        tied = config.tie_word_embeddings
-        return bound(cls(config, compute), last["embedding"]["tokens"] if tied else last["head"])
+        own = last["embedding"]["tokens"] if config.tie_word_embeddings else last["head"]
+        head: Head = nnx.merge(nnx.graphdef(cls(config, compute)), own)
+        return head
 
     def __call__(self, normed: jax.Array) -> jax.Array:
         """Compute logits [B, S, V], in at least float32, of the stream after the final norm.

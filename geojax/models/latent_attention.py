@@ -22,8 +22,7 @@ import jax.numpy as jnp
 
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
-from geojax.models.feed_forward import Linear
-from geojax.models.norm import Norm
+from geojax.models.layers import Linear, Norm
 from geojax.models.parallel.tensor import copy_to_tp_region
 from geojax.models.rotary import rotate
 from geojax.models.self_attention import RotaryTable, SelfAttention

@@ -1,101 +1,318 @@
-"""A layer of a transformer: attention, and a feed-forward block or experts.
+"""Layers that models are made of: linear layers, norms, feed-forward blocks and dropout.
 
-Shapes: B batch, S sequence, H hidden.
+Shapes: B batch, S sequence, H hidden, F ffn.
 """
 
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
-from geojax.models.dropout import dropout
-from geojax.models.feed_forward import FeedForward
-from geojax.models.latent_attention import LatentAttention
-from geojax.models.moe import MoE
-from geojax.models.norm import Norm
-from geojax.models.parallel.tensor import stream_positions
-from geojax.models.self_attention import Attention, computed_twice, keep_products
+from geojax.models.declaration import constant, normal, parameter
+from geojax.models.lora import TargetModule, draw_lora_a
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
+from geojax.precision import Axes, saveable
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+    "gelu_pytorch_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+KernelSharding = Literal["columns", "rows"]
+"""Dim of a kernel that is sharded over `tensor`: "columns", each rank computes some of the outputs;
+"rows", the ranks' outputs have to be summed."""
 
 
-class Block(nnx.Module):
-    """A layer whose second half is a dense feed-forward block."""
+class Amax(nnx.Variable):
+    """The [3] magnitudes of a linear layer's matmul, of a recipe with a history."""
 
-    def __init__(self, config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE):
+
+class Linear(nnx.Module):
+    """A linear layer: a kernel [inputs, outputs], perhaps with a bias and an adapter.
+
+    Args:
+        inputs: size of the last dim that it reads.
+        outputs: size of the last dim that it makes.
+        config: the model.
+        compute: how it computes.
+        sharding: dim of the kernel that `tensor` shards; None: none. The outputs of "rows" are
+            added to the residual stream: they begin with 1 / sqrt(2 layers) of the deviation, as in
+            GPT-2 and Megatron-LM.
+        bias: True if it has one.
+        fp8: True if a layer's recipe is followed.
+        heads: see `Declaration`.
+        experts: number of experts, each with a kernel of its own; 0: no experts.
+        target: name of the layer among those that may have an adapter.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        config: ModelConfig,
+        compute: ComputeSettings = ON_ONE_DEVICE,
+        *,
+        sharding: KernelSharding | None = None,
+        bias: bool = False,
+        fp8: bool = True,
+        heads: int | None = None,
+        experts: int = 0,
+        target: TargetModule | None = None,
+    ):
+        self.compute = compute if fp8 else compute.without_fp8
+        self.sharding, self.heads = sharding, heads
+        deviation = config.initializer_range
+        if sharding == "rows":
+            deviation /= math.sqrt(2 * config.num_hidden_layers)
+        rows = "tensor" if sharding == "rows" else None
+        columns = "tensor" if sharding == "columns" else None
+        stack, of_stack = ((experts,), ("expert",)) if experts else ((), ())
+        declare = functools.partial(parameter, heads=heads)
+        shape, axes = (*stack, inputs, outputs), (*of_stack, rows, columns)
+        self.kernel = declare(shape, normal(deviation), axes=axes, fp8=fp8)
+        if bias:
+            # That of experts' outputs comes from one rank, before the ranks' outputs are summed.
+            shape, axes = (*stack, outputs), (*of_stack, columns)
+            self.bias = declare(shape, constant(0.0), axes=axes, in_parts=experts > 0)
+        if config.lora is not None and target in config.lora.targets and not experts:
+            # One is sharded as the kernel is, and the other is met in parts.
+            declare, rank = functools.partial(declare, in_parts=True), config.lora.rank
+            self.lora_a = declare((inputs, rank), draw_lora_a, axes=(rows, None))
+            self.lora_b = declare((rank, outputs), constant(0.0), axes=(None, columns))
+        if (recipe := self.compute.matmul.recipe) is not None and recipe.history:
+            self.amax = Amax(jax.ShapeDtypeStruct((3,), jnp.float32))
+
+    def __call__(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
+        """Multiply `x` [..., inputs] by the kernel and add the bias: [..., outputs].
+
+        With `sharding="rows"` the results are summed over `tensor` before the bias (see
+        `geojax.models.parallel.tensor.reduce_from_tp_region`).
+        """
+        product = self.product(x, context)
+        if self.sharding == "rows":
+            product = reduce_from_tp_region(product, self.compute.parallelism)
+        bias = self._own("bias")
+        if bias is None:
+            return product
+        # Wide, so that the bias's gradient, a sum over all tokens, is wide too.
+        wide = jnp.promote_types(x.dtype, jnp.float32)
+        return (product.astype(wide) + bias.astype(wide)).astype(x.dtype)
+
+    def product(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
+        """Multiply `x` [..., inputs] by this rank's part of the kernel; returns [..., outputs].
+
+        What the layer's scaled adapter adds, if it has one, is added.
+        """
+        # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made
+        # the kernel's gradient, a contraction over rows and sequence, up to twice as slow.
+        tokens = x.reshape(-1, x.shape[-1])
+        axes = operand_axes(self.compute.parallelism, self.sharding)
+        matmul = self.compute.matmul_at(context)
+        product = matmul.multiply(tokens, self._own("kernel"), self._own("amax"), axes)
+        if hasattr(self, "lora_a"):
+            product = saveable(product + (tokens @ self._own("lora_a")) @ self._own("lora_b"))
+        return product.reshape(*x.shape[:-1], -1)
+
+    def _own(self, name: str) -> Any:
+        """Return a parameter's value, None where there is none.
+
+        Of heads that several ranks of `tensor` hold it is the one that this rank's queries read.
+        """
+        if not hasattr(self, name):
+            return None
+        value = getattr(self, name).get_value()
+        tensor = self.compute.parallelism.tensor
+        if self.heads is None or self.heads >= tensor or name in ("lora_a", "amax"):
+            return value
+        width = self.kernel.get_value().shape[-1] // self.heads
+        first = lax.axis_index("tensor") // (tensor // self.heads) * width
+
+        def of_head(leaf: jax.Array) -> jax.Array:
+            if leaf.ndim == 0:  # the scale of a quantized kernel, the same for all heads
+                return leaf
+            return lax.dynamic_slice_in_dim(leaf, first, width, axis=-1)
+
+        return jax.tree.map(of_head, value)
+
+
+def operand_axes(parallelism: Parallelism, sharding: KernelSharding | None) -> Axes:
+    """Return the axes over which the operands of a linear layer's matmul are sharded."""
+    tensor = ("tensor",) if parallelism.tensor > 1 else ()
+    context = ("context",) if parallelism.context > 1 else ()
+    if sharding == "rows":
+        return Axes(x=(*context, *tensor), w=tensor, dy=context)
+    return Axes(x=context, w=tensor, dy=(*context, *tensor))
+
+
+class FeedForward(nnx.Module):
+    """A feed-forward block: up, perhaps a gate, and down.
+
+    Args:
+        width: numbers between them.
+        config: the model.
+        compute: how it computes.
+        bias: True if its layers have biases.
+        experts: number of experts, each a block of its own; 0: no experts.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        config: ModelConfig,
+        compute: ComputeSettings = ON_ONE_DEVICE,
+        *,
+        bias: bool = False,
+        experts: int = 0,
+    ):
         self.config, self.compute, hidden = config, compute, config.hidden_size
-        of_heads = LatentAttention if config.has_latent_attention else Attention
-        self.attention_norm = Norm(hidden, config)
-        self.attention = of_heads(config, compute)
-        self.feed_forward_norm = Norm(hidden, config)
-        if config.sandwich_norm:
-            self.attention_post_norm = Norm(hidden, config)
-            self.feed_forward_post_norm = Norm(hidden, config)
-        self._declare_second_half()
-
-    def _declare_second_half(self) -> None:
-        config = self.config
-        self.feed_forward = FeedForward(
-            config.intermediate_size, config, self.compute, bias=config.mlp_bias
+        layer = functools.partial(
+            Linear, config=config, compute=compute, bias=bias, experts=experts
         )
+        self.up = layer(hidden, width, sharding="columns", target="up_proj")
+        if config.gated:
+            self.gate = layer(hidden, width, sharding="columns", target="gate_proj")
+        self.down = layer(width, hidden, sharding="rows", target="down_proj")
 
-    def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array | None]:
-        """Apply the layer to the residual stream `x` [B, S, H].
+    def __call__(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
+        """Compute the contribution to the residual stream [B, S, H] of the normed one `x`."""
+        entered = copy_to_tp_region(x, self.compute.parallelism)
+        return self.down(self.middle(entered, context), context)
 
-        Returns:
-            The stream after the layer, and its experts' load-balancing loss of each sequence: [B],
-            in at least float32, or None for a dense layer.
-        """
-        parallelism, rate = self.compute.parallelism, self.config.dropout
-        keys: tuple[jax.Array | None, ...] = (None, None)
-        if context.dropout_key is not None:
-            assert context.layer is not None, "layers have masks of their own"
-            layer_key = jax.random.fold_in(context.dropout_key, context.layer + 1)
-            keys = tuple(jax.random.split(layer_key))  # 0 is the embedding's
-        positions = stream_positions(context.positions, parallelism, dim=0)
-        branch = self.attention(x, context, self.attention_norm)
-        if self.config.sandwich_norm:
-            # The backward pass keeps what the norm reads.
-            branch = computed_twice(self.attention_post_norm)(branch)
-        x = x + dropout(branch, keys[0], context.sequence_indices, positions, rate)
-        segment_ids = context.segment_ids
-        if segment_ids is not None:
-            segment_ids = stream_positions(segment_ids, parallelism, dim=1)
-
-        @keep_products
-        def second_half(
-            x: jax.Array, segment_ids: jax.Array | None
-        ) -> tuple[jax.Array, jax.Array | None]:
-            of_stream = context._replace(segment_ids=segment_ids, positions=positions)
-            return self._second_half(self.feed_forward_norm(x), of_stream)
-
-        branch, aux_loss = second_half(x, segment_ids)
-        if self.config.sandwich_norm:
-            branch = computed_twice(self.feed_forward_post_norm)(branch)
-        return x + dropout(branch, keys[1], context.sequence_indices, positions, rate), aux_loss
-
-    def _second_half(
-        self, normed: jax.Array, of_stream: LayerContext
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Compute what the second half adds to the stream, and its load-balancing loss.
-
-        `of_stream` has the segment ids and positions of the stream alone.
-        """
-        return self.feed_forward(normed, of_stream), None
+    def middle(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
+        """Compute the input [..., F] of the down projection from `x` [..., H]."""
+        gate = self.gate(x, context) if self.config.gated else None
+        return activate(self.up(x, context), gate, self.config)
 
 
-class ExpertBlock(Block, MoE):
-    """A layer whose second half is a mixture of experts, which lie beside its attention."""
+def activate(up: jax.Array, gate: jax.Array | None, config: ModelConfig) -> jax.Array:
+    """Apply the activation of `config` element by element, in the dtype of `up`.
 
-    def _declare_second_half(self) -> None:
-        MoE.__init__(self, self.config, self.compute)
+    GELU (Hendrycks and Gimpel 2016, the tanh form), squared ReLU (So et al. 2021, "Primer") or
+    SiLU; with a gate (Shazeer 2020, "GLU Variants Improve Transformer") or without; with
+    `swiglu_limit` SwiGLU as in OpenAI's gpt-oss (arXiv:2508.10925, section 2.2, and the code
+    published with it).
 
-    def _second_half(
-        self, normed: jax.Array, of_stream: LayerContext
-    ) -> tuple[jax.Array, jax.Array | None]:
-        return MoE.__call__(self, normed, of_stream)
+    Args:
+        up: the result of the up projection.
+        gate: the result of the gate projection; None where there is none.
+        config: the model.
+    """
+    if (limit := config.swiglu_limit) is not None:
+        assert gate is not None, "SwiGLU has a gate"
+        gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+        return (up + 1) * gate * jax.nn.sigmoid(config.swiglu_alpha * gate)
+    activation = _ACTIVATIONS[config.hidden_act]
+    return activation(up) if gate is None else activation(gate) * up
 
 
-def block_of(
-    config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE, *, with_experts: bool
-) -> Block:
-    """Make a layer with experts or without."""
-    return (ExpertBlock if with_experts else Block)(config, compute)
+class Norm(nnx.Module):
+    """A norm of the last dim, computed in at least float32.
+
+    LayerNorm (Ba et al. 2016) or RMSNorm (Zhang and Sennrich 2019), whose stored scale may be the
+    scale minus 1 (Nemotron-4, Gemma); by `config.norm`.
+
+    Args:
+        size: the dim's.
+        config: the model.
+        eps: number added before the root is taken; None: `config.rms_norm_eps`.
+        of_heads: True if ranks of `tensor` apply it to their own heads alone.
+        has_bias: True if numbers are shifted after it; None: as the model's norms of the stream.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        config: ModelConfig,
+        *,
+        eps: float | None = None,
+        of_heads: bool = False,
+        has_bias: bool | None = None,
+    ):
+        self.eps = config.rms_norm_eps if eps is None else eps
+        self.is_centered = config.norm.startswith("layernorm")
+        self.is_stored_minus_1 = config.norm.endswith("1p")
+        scale = constant(0.0 if self.is_stored_minus_1 else 1.0)
+        self.scale = parameter((size,), scale, in_parts=of_heads)
+        if self.is_centered if has_bias is None else has_bias:
+            self.bias = parameter((size,), constant(0.0), in_parts=of_heads)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Normalize `x` [..., H], or heads [..., D], over its last dim, in `x.dtype`."""
+        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        scale = self.scale.get_value().astype(wide.dtype)
+        if self.is_centered:
+            wide = wide - wide.mean(-1, keepdims=True)
+        if self.is_stored_minus_1:
+            scale = 1 + scale
+        inverse = lax.rsqrt(jnp.square(wide).mean(-1, keepdims=True) + self.eps)
+        result = wide * inverse * scale
+        if hasattr(self, "bias"):
+            result = result + self.bias.get_value().astype(wide.dtype)
+        return result.astype(x.dtype)
+
+
+# Odd constants that spread consecutive indices over 32 bits: the golden ratio, and two primes.
+_ROW, _COLUMN, _ELEMENT = 0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D
+
+
+def dropout(
+    x: jax.Array,
+    key: jax.Array | None,
+    sequence_indices: jax.Array | None,
+    positions: jax.Array,
+    rate: float,
+) -> jax.Array:
+    """Zero a share `rate` of `x` [B, S, H] and scale up the rest.
+
+    A mask depends on the element and not on the device that computes it: an element of the stream
+    is dropped by a hash of the key, the sequence's index in the global batch, the position in the
+    sequence, and its dim. Every layout therefore draws the same masks, and nothing is stored for
+    the backward pass that could not be computed again.
+
+    Args:
+        x: the activations.
+        key: a JAX key that holds seed, step, layer and which dropout this is; None drops nothing.
+        sequence_indices: int32 [B], the sequences' indices in the global batch; None without key.
+        positions: int32 [S], positions in the sequence.
+        rate: the probability that an element is dropped, in [0, 1).
+    """
+    if key is None or rate == 0:
+        return x
+    assert sequence_indices is not None, "a sequence's mask has its index"
+    keep = 1 - rate
+    kept = _hash(key, sequence_indices, positions, x.shape[2]) < jnp.uint32(
+        min(round(keep * 2**32), 2**32 - 1)
+    )
+    return jnp.where(kept, x * jnp.asarray(1 / keep, x.dtype), jnp.zeros((), x.dtype))
+
+
+def _hash(
+    key: jax.Array, sequence_indices: jax.Array, positions: jax.Array, hidden: int
+) -> jax.Array:
+    """Return random bits, uint32 [B, S, H]."""
+    first, second = jax.random.key_data(key)
+    of_sequence = _mix(first + sequence_indices.astype(jnp.uint32) * jnp.uint32(_ROW))[
+        :, None, None
+    ]
+    of_column = _mix(second + positions.astype(jnp.uint32) * jnp.uint32(_COLUMN))[None, :, None]
+    element = jnp.arange(hidden, dtype=jnp.uint32) * jnp.uint32(_ELEMENT)
+    return _mix(_mix(of_sequence + element[None, None, :]) ^ of_column)
+
+
+def _mix(x: jax.Array) -> jax.Array:
+    """Mix 32 bits bijectively: every input bit flips each output bit half of the time.
+
+    The finalizer of MurmurHash3 (Appleby 2011).
+    """
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)

@@ -24,18 +24,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from geojax.models.block import block_of
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.remat import computed_again
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
-from geojax.models.declaration import Parameters, bound
+from geojax.models.declaration import Parameters
 from geojax.models.embedding import embed_tokens
-from geojax.models.feed_forward import Linear
 from geojax.models.head import Head
-from geojax.models.layers import block_of
+from geojax.models.layers import Linear, Norm
 from geojax.models.lora import scale_adapters
 from geojax.models.moe import weighted_aux_loss
-from geojax.models.norm import Norm
 
 
 class MultiTokenPrediction(nnx.Module):
@@ -92,7 +91,7 @@ def mtp_loss(
     ) -> tuple[jax.Array, jax.Array | None]:
         if config.lora is not None:
             own = scale_adapters(own, config.lora)
-        module = bound(declared_module, own)
+        module = nnx.merge(nnx.graphdef(declared_module), own)
         return module(normed, embedded, inside._replace(layer=jnp.int32(index)))
 
     total: Any = 0
@@ -103,7 +102,7 @@ def mtp_loss(
         inside = context._replace(segment_ids=later.segment_ids)
         module = computed_again(functools.partial(run, index=config.num_hidden_layers + number))
         x, balance = module(inside, own, normed, embedded)
-        normed = bound(declared_module.final_norm, own["final_norm"])(x)
+        normed = nnx.merge(nnx.graphdef(declared_module.final_norm), own["final_norm"])(x)
         total = total + weight * head.loss(normed, later.targets, later.mask)
         if balance is not None:
             total = total + weighted_aux_loss(balance, later.mask)

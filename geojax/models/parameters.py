@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from geojax.models.block import block_of
 from geojax.models.config import ModelConfig
 from geojax.models.declaration import Declaration, Parameters, declared, stacked
 from geojax.models.embedding import Embedding
 from geojax.models.head import Head
-from geojax.models.layers import block_of
+from geojax.models.layers import Norm
 from geojax.models.lora import LORA_A, LORA_B
 from geojax.models.multi_token_prediction import MultiTokenPrediction
-from geojax.models.norm import Norm
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,9 +13,8 @@ from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
 from geojax.models.declaration import normal, parameter
-from geojax.models.feed_forward import Linear
+from geojax.models.layers import Linear, Norm
 from geojax.models.moe import SAVEABLE_MOE
-from geojax.models.norm import Norm
 from geojax.models.parallel.tensor import TP_COPIED, copy_to_tp_region
 from geojax.models.rotary import rotate, score_scale
 from geojax.precision import SAVEABLE_MATMULS

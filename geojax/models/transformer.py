@@ -9,22 +9,23 @@ from typing import TypedDict, Unpack
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
+from geojax.models.block import Block, block_of
 from geojax.models.chunk.chunk import Chunk, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import Layer, Layers, LayerSpan
 from geojax.models.chunk.remat import Remat, computed_again, rematerialize
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext, make_context
-from geojax.models.declaration import Parameters, bound
+from geojax.models.declaration import Parameters
 from geojax.models.embedding import Embedding
 from geojax.models.frozen import unmarked
 from geojax.models.head import Head
-from geojax.models.layers import Block, block_of
+from geojax.models.layers import Norm
 from geojax.models.lora import scale_adapters
 from geojax.models.moe import weighted_aux_loss
 from geojax.models.multi_token_prediction import mtp_loss
-from geojax.models.norm import Norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.precision import NO_FP8, LinearMatmul
 
@@ -138,7 +139,7 @@ def model_chunk(
     ) -> tuple[jax.Array, jax.Array | None]:
         if config.lora is not None:
             weights = scale_adapters(weights, config.lora)
-        return bound(block, weights)(x, context._replace(layer=number))
+        return nnx.merge(nnx.graphdef(block), weights)(x, context._replace(layer=number))
 
     def layer_with(own: LinearMatmul, *, of_any_number: bool = False) -> Layer:
         block = block_of(
@@ -166,7 +167,7 @@ def model_chunk(
     def first_stream(first: Parameters, batch: Batch) -> jax.Array:
         first = unmarked(first)
         tables = {name: own for name, own in first.items() if name != "dense_layers"}
-        x = bound(Embedding(config, compute), tables)(batch, dropout_key)
+        x = nnx.merge(nnx.graphdef(Embedding(config, compute)), tables)(batch, dropout_key)
         if not config.first_k_dense_replace:
             return x
         context = make_context(batch, config, dtype, dropout_key, compute.parallelism)
@@ -224,7 +225,7 @@ def head_losses(
 
 def final_norm(parameters: Parameters, config: ModelConfig) -> Norm:
     """Return the norm of the stream after all layers."""
-    return bound(Norm(config.hidden_size, config), parameters["final_norm"])
+    return nnx.merge(nnx.graphdef(Norm(config.hidden_size, config)), parameters["final_norm"])
 
 
 def read_by_head(parameters: Parameters, config: ModelConfig) -> Parameters:

@@ -90,7 +90,7 @@ FAULTS = (
     Fault(
         "an adapter is sharded over its rank, not over its inputs",
         "step/test_adapter_steps.py",
-        "models/feed_forward.py",
+        "models/layers.py",
         "(inputs, rank), draw_lora_a, axes=(rows, None)",
         "(inputs, rank), draw_lora_a, axes=(None, rows)",
         "adapters and (tensor or sequence)",

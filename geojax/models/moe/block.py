@@ -22,7 +22,7 @@ from geojax.collectives.axes import vary_over
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
 from geojax.models.declaration import Parameters
-from geojax.models.feed_forward import FeedForward
+from geojax.models.layers import FeedForward
 from geojax.models.moe.aux_loss import auxiliary_losses
 from geojax.models.moe.capacity import drop
 from geojax.models.moe.dispatch import SLOTS, dispatch_and_combine, most_to_a_rank

@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from geojax.models.config import ModelConfig
 from geojax.models.declaration import Parameters
-from geojax.models.feed_forward import KernelSharding, activate, operand_axes
+from geojax.models.layers import KernelSharding, activate, operand_axes
 from geojax.models.moe.grouped_matmul import Blocks, block_rows, grouped_product, lay_out
 from geojax.models.moe.permute import TokenPermutation, permute, unpermute
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism

@@ -11,7 +11,7 @@ from jax import lax
 
 from geojax.models.config import ModelConfig
 from geojax.models.declaration import constant, parameter
-from geojax.models.feed_forward import Linear
+from geojax.models.layers import Linear
 
 _LEAST_SUM = 1e-20
 """Added to the sum of a token's gates, as in DeepSeek's code."""

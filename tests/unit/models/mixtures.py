@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import PartitionSpec
 from support.small_models import drawn_parameters
 
@@ -10,9 +11,8 @@ from geojax.collectives.axes import to_varying
 from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.chunk.remat import rematerialize
 from geojax.models.context import ComputeSettings, LayerContext
-from geojax.models.declaration import bound
+from geojax.models.layers import Norm
 from geojax.models.moe import MoE
-from geojax.models.norm import Norm
 from geojax.models.parallel.parallelism import SINGLE_DEVICE
 from geojax.models.parallel.partition import partitions
 from geojax.models.parallel.sequence_order import local_positions
@@ -68,10 +68,11 @@ def uneven_parameters(config, dtype=jnp.float64):
 
 def moe_half(parameters, x, segment_ids, positions, config, parallelism=SINGLE_DEVICE):
     """The second half of a layer: its norm, and its experts."""
-    norm = bound(Norm(config.hidden_size, config), parameters["feed_forward_norm"])
+    graph = nnx.graphdef(Norm(config.hidden_size, config))
+    norm = nnx.merge(graph, parameters["feed_forward_norm"])
     names = ("router", "experts", "shared_experts")
     own = {name: parameters[name] for name in names if name in parameters}
-    experts = bound(MoE(config, ComputeSettings(parallelism)), own)
+    experts = nnx.merge(nnx.graphdef(MoE(config, ComputeSettings(parallelism))), own)
     context = LayerContext(segment_ids, None, None, None, positions)
     return experts(norm(x), context)
 

@@ -7,9 +7,9 @@ from flax import nnx
 from model_families import FAMILIES
 
 from geojax.models import ModelConfig
+from geojax.models.block import Block
 from geojax.models.declaration import Declaration, constant, declared, normal, parameter, stacked
-from geojax.models.feed_forward import Linear
-from geojax.models.layers import Block
+from geojax.models.layers import Linear
 from geojax.models.lora import LoraSettings
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.partition import partitions

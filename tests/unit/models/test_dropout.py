@@ -6,7 +6,7 @@ import numpy as np
 from model_families import FAMILIES
 
 from geojax.models import loss_sum
-from geojax.models.dropout import dropout
+from geojax.models.layers import dropout
 
 _RATE = 0.3
 

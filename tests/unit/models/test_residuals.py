@@ -6,13 +6,13 @@ import pytest
 from support.equality import assert_equal_gradients
 from support.small_models import FAMILIES, ROWS, SEQUENCE, drawn_parameters, make_batch, model_of
 
+from geojax.models.block import Block
 from geojax.models.chunk.layer_io import StackedGradients, layer_slice
 from geojax.models.chunk.layer_scan import Layers, LayerSpan
 from geojax.models.chunk.remat import rematerialize
 from geojax.models.chunk.residuals import forward
 from geojax.models.context import make_context
 from geojax.models.declaration import bound
-from geojax.models.layers import Block
 
 
 def setting(family):

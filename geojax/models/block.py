@@ -1,0 +1,99 @@
+"""A layer of a transformer: attention, and a feed-forward block or experts.
+
+Shapes: B batch, S sequence, H hidden.
+"""
+
+import jax
+from flax import nnx
+
+from geojax.models.config import ModelConfig
+from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
+from geojax.models.latent_attention import LatentAttention
+from geojax.models.layers import FeedForward, Norm, dropout
+from geojax.models.moe import MoE
+from geojax.models.parallel.tensor import stream_positions
+from geojax.models.self_attention import Attention, computed_twice, keep_products
+
+
+class Block(nnx.Module):
+    """A layer whose second half is a dense feed-forward block."""
+
+    def __init__(self, config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE):
+        self.config, self.compute, hidden = config, compute, config.hidden_size
+        of_heads = LatentAttention if config.has_latent_attention else Attention
+        self.attention_norm = Norm(hidden, config)
+        self.attention = of_heads(config, compute)
+        self.feed_forward_norm = Norm(hidden, config)
+        if config.sandwich_norm:
+            self.attention_post_norm = Norm(hidden, config)
+            self.feed_forward_post_norm = Norm(hidden, config)
+        self._declare_second_half()
+
+    def _declare_second_half(self) -> None:
+        config = self.config
+        self.feed_forward = FeedForward(
+            config.intermediate_size, config, self.compute, bias=config.mlp_bias
+        )
+
+    def __call__(self, x: jax.Array, context: LayerContext) -> tuple[jax.Array, jax.Array | None]:
+        """Apply the layer to the residual stream `x` [B, S, H].
+
+        Returns:
+            The stream after the layer, and its experts' load-balancing loss of each sequence: [B],
+            in at least float32, or None for a dense layer.
+        """
+        parallelism, rate = self.compute.parallelism, self.config.dropout
+        keys: tuple[jax.Array | None, ...] = (None, None)
+        if context.dropout_key is not None:
+            assert context.layer is not None, "layers have masks of their own"
+            layer_key = jax.random.fold_in(context.dropout_key, context.layer + 1)
+            keys = tuple(jax.random.split(layer_key))  # 0 is the embedding's
+        positions = stream_positions(context.positions, parallelism, dim=0)
+        branch = self.attention(x, context, self.attention_norm)
+        if self.config.sandwich_norm:
+            # The backward pass keeps what the norm reads.
+            branch = computed_twice(self.attention_post_norm)(branch)
+        x = x + dropout(branch, keys[0], context.sequence_indices, positions, rate)
+        segment_ids = context.segment_ids
+        if segment_ids is not None:
+            segment_ids = stream_positions(segment_ids, parallelism, dim=1)
+
+        @keep_products
+        def second_half(
+            x: jax.Array, segment_ids: jax.Array | None
+        ) -> tuple[jax.Array, jax.Array | None]:
+            of_stream = context._replace(segment_ids=segment_ids, positions=positions)
+            return self._second_half(self.feed_forward_norm(x), of_stream)
+
+        branch, aux_loss = second_half(x, segment_ids)
+        if self.config.sandwich_norm:
+            branch = computed_twice(self.feed_forward_post_norm)(branch)
+        return x + dropout(branch, keys[1], context.sequence_indices, positions, rate), aux_loss
+
+    def _second_half(
+        self, normed: jax.Array, of_stream: LayerContext
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Compute what the second half adds to the stream, and its load-balancing loss.
+
+        `of_stream` has the segment ids and positions of the stream alone.
+        """
+        return self.feed_forward(normed, of_stream), None
+
+
+class ExpertBlock(Block, MoE):
+    """A layer whose second half is a mixture of experts, which lie beside its attention."""
+
+    def _declare_second_half(self) -> None:
+        MoE.__init__(self, self.config, self.compute)
+
+    def _second_half(
+        self, normed: jax.Array, of_stream: LayerContext
+    ) -> tuple[jax.Array, jax.Array | None]:
+        return MoE.__call__(self, normed, of_stream)
+
+
+def block_of(
+    config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE, *, with_experts: bool
+) -> Block:
+    """Make a layer with experts or without."""
+    return (ExpertBlock if with_experts else Block)(config, compute)
