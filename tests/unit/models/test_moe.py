@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from mixtures import MIXTURES, model_with, moe_half, moe_model, uneven_parameters
 from plain_transformer import plain_mixture
 
@@ -13,7 +14,6 @@ from geojax.models import (
     model_flops,
     parameter_count,
 )
-from geojax.models.declaration import bound
 from geojax.models.moe import weighted_aux_loss
 from geojax.models.moe.aux_loss import AuxLosses, auxiliary_losses
 from geojax.models.moe.capacity import drop, expert_capacity
@@ -79,7 +79,7 @@ def _plain_row(own, x, segment_ids, config):
 def test_of_equal_logits_the_lower_numbers_win():
     config = moe_model(num_experts=5, num_experts_per_tok=3)
     logits = jnp.asarray([[1.0, 2, 1, 2, 1], [0, 0, 0, 0, 0], [-9, -9, 0, -9, -9]])
-    routing = bound(Router(config), {"kernel": jnp.eye(5)}).route(logits[None])
+    routing = nnx.merge(nnx.graphdef(Router(config)), {"kernel": jnp.eye(5)}).route(logits[None])
     np.testing.assert_array_equal(routing.experts[0], [[1, 3, 0], [0, 1, 2], [2, 0, 1]])
     np.testing.assert_allclose(routing.gates[0, 1], 1 / 3, rtol=1e-6)
     np.testing.assert_allclose(routing.gates.sum(-1), 1, rtol=1e-6)
@@ -91,7 +91,7 @@ def test_the_router_is_wide_whatever_it_reads():
     kernel = jnp.asarray([[1.0, 1.0], [0.0, 1.0]], jnp.bfloat16)
     for normalized in (True, False):
         config = moe_model(num_experts=2, num_experts_per_tok=1, norm_topk_prob=normalized)
-        routing = bound(Router(config), {"kernel": kernel}).route(x)
+        routing = nnx.merge(nnx.graphdef(Router(config)), {"kernel": kernel}).route(x)
         assert routing.experts.item() == 1
         assert routing.gates.dtype == routing.probabilities.dtype == jnp.float32
     np.testing.assert_allclose(routing.gates.item(), 1 / (1 + np.exp(-(2.0**-12))), rtol=1e-6)

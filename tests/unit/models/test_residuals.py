@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 from support.equality import assert_equal_gradients
 from support.small_models import FAMILIES, ROWS, SEQUENCE, drawn_parameters, make_batch, model_of
 
@@ -12,7 +13,6 @@ from geojax.models.chunk.layer_scan import Layers, LayerSpan
 from geojax.models.chunk.remat import rematerialize
 from geojax.models.chunk.residuals import forward
 from geojax.models.context import make_context
-from geojax.models.declaration import bound
 
 
 def setting(family):
@@ -25,7 +25,7 @@ def setting(family):
 
 
 def layer(weights, x, index, context, model):
-    return bound(Block(model), weights)(x, context._replace(layer=index))
+    return nnx.merge(nnx.graphdef(Block(model)), weights)(x, context._replace(layer=index))
 
 
 def kept(family, remat):
