@@ -135,7 +135,7 @@ class StackedGradients:
     def start(self, layer: Parameters, count: int, zero: jax.Array | float = 0.0) -> Parameters:
         """Make sums of `zero` for `count` layers whose weights have the types of `layer`."""
         if self.once:
-            return unwritten(layer, count, dtype=self.dtype)
+            return unwritten(layer, count, dtype=self.dtype, zero=zero)
         return zeros_of(layer, count, dtype=self.dtype, zero=zero)
 
     def put(self, sums: Parameters, first: jax.Array, gradients: Parameters) -> Parameters:

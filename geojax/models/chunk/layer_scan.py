@@ -27,7 +27,7 @@ import numpy as np
 from jax import lax
 
 from geojax.collectives import after
-from geojax.collectives.axes import typed_like, unwritten, vary_over, varying_axes
+from geojax.collectives.axes import typed_like, unwritten, vary_over, varying_axes, zero_after
 from geojax.models.chunk.layer_io import (
     GradientSink,
     LayerStore,
@@ -462,7 +462,7 @@ def _loop(
 def stacking_scan(
     body: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, *, reverse: bool = False
 ) -> tuple[Any, Any]:
-    """Run `lax.scan(body, carry, xs)`, with unwritten arrays for its results.
+    """Run `lax.scan(body, carry, xs)`, with unwritten arrays for its results that wait for `carry`.
 
     `lax.scan` stacks results into zeros, which XLA for GPUs writes, and makes as early as it can:
     the residuals of a step's last microbatch would be held from the step's beginning on. Not
@@ -488,8 +488,9 @@ def stacking_scan(
 
         return (carry, jax.tree.map(write, stacks, made)), None
 
+    carry, zero = zero_after(carry)
     indices = jnp.arange(count, dtype=jnp.int32)
-    start = (carry, unwritten(shapes, count))
+    start = (carry, unwritten(shapes, count, zero=zero))
     done: tuple[Any, Any]
     done, _ = lax.scan(iteration, start, (indices, xs), reverse=reverse)
     return done
