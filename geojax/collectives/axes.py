@@ -167,7 +167,7 @@ def unwritten(tree: Any, *leading: int, dtype: Any = None, zero: jax.Array | flo
 
     def memory(leaf: jax.Array) -> jax.Array:
         array = lax.empty((*leading, *leaf.shape), dtype or leaf.dtype)
-        first = jnp.full((1,) * array.ndim, zero, array.dtype)
+        first = jnp.full([min(size, 1) for size in array.shape], zero, array.dtype)
         array = lax.dynamic_update_slice(array, first, (0,) * array.ndim)
         return vary_over(array, varying_axes(leaf))
 

@@ -11,7 +11,8 @@ from geojax.models.chunk.layer_scan import stacking_scan
 
 def body(carry, x):
     number, weights = x
-    return carry * weights.sum() + number, {"before": carry, "number": number, "nothing": None}
+    made = {"before": carry, "number": number, "empty": carry[:0], "nothing": None}
+    return carry * weights.sum() + number, made
 
 
 XS = (jnp.arange(4, dtype=jnp.int32), jnp.linspace(-1, 1, 8).reshape(4, 2))
@@ -33,7 +34,7 @@ def test_its_stacks_are_memory_that_nothing_fills():
     stacks = [each for each in equations if each.outvars[0] in loop.invars and each is not loop]
     memory = {each.outvars[0] for each in equations if each.primitive.name == "empty"}
     begun = [each for each in stacks if each.invars and each.invars[0] in memory]
-    assert {each.outvars[0].aval.shape for each in begun} == {(4, 3), (4,)}
+    assert {each.outvars[0].aval.shape for each in begun} == {(4, 3), (4,), (4, 0)}
     assert all(each.primitive.name == "dynamic_update_slice" for each in begun)
     inside = loop.params["jaxpr"].out_avals
     assert [each.shape for each in inside] == [each.aval.shape for each in loop.outvars]
