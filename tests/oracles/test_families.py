@@ -22,8 +22,8 @@ from geojax import make_mesh
 from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.inference import LoadedModel, Sampling, generate
 from geojax.models import ModelConfig, logits
+from geojax.models.families import FAMILIES as KNOWN
 from geojax.models.huggingface.checkpoint import HuggingFaceWeights, read_model_fields
-from geojax.models.huggingface.families import FAMILIES as KNOWN
 from geojax.models.huggingface.family import REQUIRED, TRAINING_FIELDS
 from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name

@@ -12,7 +12,7 @@ import pydantic
 from geojax.errors import UserError
 from geojax.json_file import load_json
 from geojax.models.config import ModelConfig
-from geojax.models.huggingface.families import FAMILIES
+from geojax.models.families import FAMILIES
 from geojax.models.huggingface.family import HEAD, TABLE, TRAINING_FIELDS, Family
 from geojax.models.huggingface.mxfp4 import headers_of, is_in_blocks, read_blocks
 from geojax.models.huggingface.not_carried import describe_not_carried

@@ -12,7 +12,7 @@ from fuzz.case import KINDS, Case
 from fuzz.corpus import Corpus
 from fuzz.damage import JSON_VALUES, flipped, harm
 from geojax.models import ModelConfig
-from geojax.models.huggingface.families import FAMILIES
+from geojax.models.families import FAMILIES
 from geojax.models.huggingface.family import NEUTRAL_KEYS, Family
 from geojax.models.huggingface.tensor_map import TensorMap
 from geojax.models.huggingface.weight_files import INDEX, SINGLE

@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from geojax.errors import UserError
 from geojax.models import ModelConfig, init_parameters, parameter_shapes
+from geojax.models.families.gemma import GEMMA3
 from geojax.models.huggingface.adapter import write_adapter
 from geojax.models.huggingface.checkpoint import (
     HuggingFaceWeights,
@@ -18,7 +19,6 @@ from geojax.models.huggingface.checkpoint import (
     other_settings,
     read_model_fields,
 )
-from geojax.models.huggingface.families import GEMMA3
 from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name
 
@@ -68,7 +68,7 @@ def test_settings_that_the_weights_were_not_trained_with_are_named(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "nanogpt"}, "model_type 'nanogpt' is not carried; llama, qwen2, .* are"),
+        ({"model_type": "nanogpt"}, "model_type 'nanogpt' is not carried; deepseek_v3, .* llama, .* are"),
         ({"hidden_size": None}, "hidden_size is required and missing"),
         ({"logit_scale": 8}, "logit_scale is no key that geojax knows of model_type llama"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not carried; 'silu' would be"),

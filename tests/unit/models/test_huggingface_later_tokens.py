@@ -10,8 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_shapes
+from geojax.models.families.deepseek_v3 import DEEPSEEK_V3
 from geojax.models.huggingface.checkpoint import HuggingFaceWeights, read_model_fields
-from geojax.models.huggingface.families.deepseek_v3 import DEEPSEEK_V3
 from geojax.models.huggingface.tensor_map import TensorMap
 from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name

@@ -9,8 +9,8 @@ import pytest
 
 from geojax.errors import UserError
 from geojax.models import ModelConfig
+from geojax.models.families import FAMILIES
 from geojax.models.huggingface.checkpoint import family_for
-from geojax.models.huggingface.families import FAMILIES
 from geojax.models.huggingface.family import TRAINING_FIELDS
 
 DRAWS = 40

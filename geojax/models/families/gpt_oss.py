@@ -4,7 +4,7 @@ Checkpoints as published hold the experts' matrices in MXFP4, which are read; th
 bfloat16 or wider.
 """
 
-from geojax.models.huggingface.families.llama import (
+from geojax.models.families.llama import (
     ATTENTION,
     ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,

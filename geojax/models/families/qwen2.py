@@ -1,6 +1,6 @@
 """Qwen 2 and 2.5: Llama with biases on queries, keys and values."""
 
-from geojax.models.huggingface.families.llama import (
+from geojax.models.families.llama import (
     ATTENTION,
     ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,

@@ -1,6 +1,6 @@
 """Mixtral: Llama's attention, and experts in every layer."""
 
-from geojax.models.huggingface.families.llama import (
+from geojax.models.families.llama import (
     ATTENTION,
     ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,

@@ -3,7 +3,7 @@
 Their tensors are Llama's.
 """
 
-from geojax.models.huggingface.families.llama import (
+from geojax.models.families.llama import (
     ATTENTION,
     ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,

@@ -1,6 +1,6 @@
 """Qwen 3, dense and of experts: Llama with norms of queries and keys."""
 
-from geojax.models.huggingface.families.llama import (
+from geojax.models.families.llama import (
     ATTENTION,
     ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,
@@ -9,7 +9,7 @@ from geojax.models.huggingface.families.llama import (
     SIZES,
     SWIGLU,
 )
-from geojax.models.huggingface.families.qwen2 import NO_WINDOW, WINDOW_KEYS
+from geojax.models.families.qwen2 import NO_WINDOW, WINDOW_KEYS
 from geojax.models.huggingface.family import ConfigKey, Family, TensorRule
 
 QK_NORM = tuple(

@@ -1,6 +1,6 @@
 """Nemotron-3 and Nemotron-4: LayerNorm1p, squared ReLU without a gate, half of a head rotated."""
 
-from geojax.models.huggingface.families.llama import (
+from geojax.models.families.llama import (
     ATTENTION,
     ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,

@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from geojax.models.config import ModelConfig
-from geojax.models.huggingface.families.llama import (
+from geojax.models.families.llama import (
     ATTENTION,
     ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,
     FEED_FORWARD,
     SIZES,
 )
-from geojax.models.huggingface.families.qwen3 import QK_NORM
+from geojax.models.families.qwen3 import QK_NORM
 from geojax.models.huggingface.family import ConfigKey, Family, TensorRule
 from geojax.models.huggingface.layer_types import layer_types, sliding_window
 

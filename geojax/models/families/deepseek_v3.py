@@ -6,7 +6,7 @@ bfloat16 first, for which DeepSeek publishes a script.
 
 import dataclasses
 
-from geojax.models.huggingface.families.llama import (
+from geojax.models.families.llama import (
     ATTENTION_DROPOUT,
     EMBEDDING_AND_HEAD,
     FEED_FORWARD,
