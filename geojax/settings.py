@@ -34,7 +34,7 @@ class Settings(pydantic.BaseModel):
     def _truth_is_no_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
         """Refuse true and false where a number belongs, which Python takes for 1 and 0."""
         if isinstance(value, bool) and info.field_name is not None:
-            accepted = _classes_in(cls.model_fields[info.field_name].annotation)
+            accepted = classes_in(cls.model_fields[info.field_name].annotation)
             if bool not in accepted and {int, float} & set(accepted):
                 raise ValueError(f"expected a number, not {str(value).lower()}")
         return value
@@ -144,9 +144,9 @@ def _presets_folder() -> Path:
 
 
 def _sentence(settings: type[pydantic.BaseModel], problem: Any) -> str:
-    location = tuple(problem["loc"])
-    parts = (str(part) for part in location)
-    path = ".".join(shortened(part) for part in parts if not _UNION_MEMBER.fullmatch(part))
+    parts = tuple(problem["loc"])
+    location = tuple(part for part in parts if not _UNION_MEMBER.fullmatch(str(part)))
+    path = ".".join(shortened(str(part)) for part in location)
     kind, given = problem["type"], problem.get("input")
     if kind == "extra_forbidden":
         known = _fields_at(settings, location[:-1])
@@ -176,20 +176,20 @@ def _classes_at(settings: type[pydantic.BaseModel], location: tuple[Any, ...]) -
     """List the classes in the annotation of the field at `location` below `settings`."""
     current: Any = settings
     for part in location:
-        classes = [c for c in _classes_in(current) if issubclass(c, pydantic.BaseModel)]
+        classes = [c for c in classes_in(current) if issubclass(c, pydantic.BaseModel)]
         fields = [c.model_fields[part].annotation for c in classes if part in c.model_fields]
         current = fields[0] if fields else current
-    return _classes_in(current)
+    return classes_in(current)
 
 
-def _classes_in(annotation: Any) -> list[type]:
+def classes_in(annotation: Any) -> list[type]:
     """List the classes in an annotation: str, Link, NoneType for `dict[str, Link] | None`."""
     if isinstance(annotation, type) and not isinstance(annotation, types.GenericAlias):
         return [annotation]
-    return [c for inner in typing.get_args(annotation) for c in _classes_in(inner)]
+    return [c for inner in typing.get_args(annotation) for c in classes_in(inner)]
 
 
-_UNION_MEMBER = re.compile(r"number|bool|literal\[.*|tuple\[.*")
+_UNION_MEMBER = re.compile(r"number|bool|<.*>|literal\[.*|tuple\[.*")
 """Pydantic's names of the types of a field that may have several, which are no keys."""
 
 

@@ -1,7 +1,8 @@
 """`geojax.Trainer`: a run from Python, which resolves its step and then trains."""
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from geojax.checkpoint import RunDirectory
 from geojax.config.run_config import RunConfig
 from geojax.data.corpus import check_sources
 from geojax.data.standard_library import open_standard_library
+from geojax.errors import UserError
 from geojax.inference.samples import sample_texts
+from geojax.models import Decoder
 from geojax.planner.fp8_products import check_fp8_products
 from geojax.planner.measured_timeline import draw
 from geojax.planner.resolve.resolve import resolve
@@ -50,6 +53,8 @@ class Trainer(trainer.Trainer):
     Args:
         config: YAML file of the run, its settings as a mapping, or a `RunConfig`.
         settings: changes by dotted names, such as {"optimizer.peak_learning_rate": 1e-3}.
+        model: function at the top of a module that returns a `geojax.models.Decoder`; the config's
+            section `model` holds its arguments. None: the config says it.
         log: takes each line of what the command prints, such as `print`; None: nothing is said.
 
     Raises:
@@ -62,9 +67,11 @@ class Trainer(trainer.Trainer):
         config: RunConfig | Mapping[str, Any] | str | Path,
         settings: Mapping[str, Any] | None = None,
         *,
+        model: Callable[..., Decoder] | None = None,
         log: Log | None = None,
     ):
-        config = _loaded(config, settings or {})
+        of_model = {} if model is None else {"model.module": _function_name(model)}
+        config = _loaded(config, {**(settings or {}), **of_model})
         processes = ProcessSettings(simulated_devices=config.simulate_devices)
         place = start(config, processes)
         check_sources(config.data)
@@ -98,3 +105,19 @@ def _loaded(
             place = place[section]
         place[last] = value
     return validate(RunConfig, content, "config")
+
+
+def _function_name(function: Callable[..., Any]) -> str:
+    """Return the `module` of a function at the top of its module.
+
+    Raises:
+        UserError: it stands elsewhere, or is no function.
+    """
+    name = getattr(function, "__qualname__", type(function).__name__)
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if getattr(module, name, None) is not function:
+        raise UserError(
+            f"model: {name} is no function at the top of a module; one that returns the Decoder "
+            "would do, so that each process can call it"
+        )
+    return f"{function.__module__}:{name}"

@@ -9,7 +9,7 @@ from rich.table import Table
 from geojax.quantities import quantity
 
 if TYPE_CHECKING:
-    from geojax.models import ModelConfig
+    from geojax.models import AnyModel
     from geojax.planner.cost.layout import LayoutCandidate
     from geojax.planner.cost.prediction import Prediction
     from geojax.planner.search.fewer_sites import Without
@@ -26,7 +26,7 @@ _GAP = 2
 
 
 def question(
-    model: "ModelConfig",
+    model: "AnyModel",
     topology: "Topology | None",
     global_batch_size: int,
     sequence_length: int,

@@ -4,6 +4,7 @@ The text is that of the settings classes; `docs/config_reference.py` writes it a
 """
 
 import dataclasses
+import inspect
 import textwrap
 import types
 import typing
@@ -16,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from geojax.errors import UserError
-from geojax.settings import Settings
+from geojax.settings import Settings, classes_in
 from geojax.suggestions import did_you_mean, shortened
 
 _WIDTH = 100
@@ -68,12 +69,12 @@ def sections(settings: type[Settings], key: str = "", meaning: str = "") -> Iter
     for name, field in settings.model_fields.items():
         path = f"{key}.{name}" if key else name
         text = " ".join((field.description or "").split())
-        section = _section_class(field.annotation)
-        if section is None:
+        nested = [each for each in classes_in(field.annotation) if issubclass(each, Settings)]
+        if not nested:
             keys = own if name in settings.__annotations__ else inherited
             keys.append(Setting(path, _type_name(field.annotation), _default(field), text))
-        else:
-            inner.append((section, path, text))
+        for number, of_field in enumerate(nested):
+            inner.append((of_field, path, text if number == 0 else inspect.getdoc(of_field) or ""))
     yield Section(key, meaning, (*own, *inherited))
     for each in inner:
         yield from sections(*each)
@@ -108,14 +109,6 @@ def _lines(section: Section) -> Iterator[str]:
             setting.meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent
         )
     yield ""
-
-
-def _section_class(annotation: object) -> type[Settings] | None:
-    """Return the settings class in an annotation, if it is one or may be one."""
-    for candidate in (annotation, *typing.get_args(annotation)):
-        if isinstance(candidate, type) and issubclass(candidate, Settings):
-            return candidate
-    return None
 
 
 def _type_name(annotation: object) -> str:

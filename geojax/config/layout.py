@@ -19,7 +19,7 @@ from geojax.config.pipeline_settings import (
     check_scheduled,
     check_stages,
 )
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.models.chunk.remat import Remat
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import Parallelism
@@ -165,7 +165,7 @@ class Layout(Settings):
         return self
 
 
-def check_layout(layout: Layout, model: ModelConfig) -> None:
+def check_layout(layout: Layout, model: AnyModel) -> None:
     """Refuse a layout that a model cannot be trained in; touches no device.
 
     Args:

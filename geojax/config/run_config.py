@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
@@ -15,6 +15,7 @@ from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.frozen import mark_frozen, trained_part
 from geojax.models.huggingface.checkpoint import read_model_fields
+from geojax.models.own.settings import OwnModel, settings_class
 from geojax.optim import OptimizerSettings
 from geojax.optim.optimizer import check_groups
 from geojax.optim.registry import optimizer_entry
@@ -90,9 +91,14 @@ class RunConfig(Layout):
     simulate_devices: SimulatedDevices | None = None
     """Simulate this many CPU devices in each process instead of using real accelerators."""
 
-    model: ModelConfig
+    model: Annotated[
+        Annotated[ModelConfig, pydantic.Tag("<ModelConfig>")]
+        | Annotated[OwnModel, pydantic.Tag("<OwnModel>")],
+        pydantic.Discriminator(lambda value: f"<{settings_class(value).__name__}>"),
+    ]
     """Preset's name, mapping with `preset:` and changes, or whole description. `huggingface:` in
-    place of `preset:` takes the sizes from the `config.json` in that folder."""
+    place of `preset:` takes the sizes from the `config.json` in that folder. `module:` names a
+    function of yours that returns a `geojax.models.Decoder`; the other keys are its arguments."""
 
     initial_weights: ResolvedPath | None = None
     """Folder of a Hugging Face checkpoint (config.json and safetensors) whose weights a new run
@@ -218,6 +224,26 @@ class RunConfig(Layout):
         if self.optimizer.groups:
             shapes = mark_frozen(self.model, parameter_shapes(self.model))
             check_groups(self.optimizer.groups, trained_part(shapes))
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _own_model_can_be(self) -> "RunConfig":
+        if not isinstance(self.model, OwnModel):
+            return self
+        tied = self.model.head_reads_tokens
+        required = {
+            "a precision without FP8": not self.precision.startswith("fp8-"),
+            "initial_weights=null": self.initial_weights is None,
+            "a head that is not tied, where dc.join=islands": not (
+                tied and self.dc.join == "islands"
+            ),
+        }
+        missing = [name for name, holds in required.items() if not holds]
+        if missing:
+            raise ValueError(
+                f"a model of your own (model.module) requires {' and '.join(missing)}; set it, or "
+                "choose a model of geojax's"
+            )
         return self
 
     @pydantic.model_validator(mode="after")

@@ -27,10 +27,13 @@ from geojax.models.context import ComputeSettings, LayerContext, rotary_tables
 from geojax.models.declaration import Parameters
 from geojax.models.embedding import Embedding
 from geojax.models.head import Head, soft_cap
+from geojax.models.own.chunk import own_logits, read_by_own_head
+from geojax.models.own.parts import own_parts
+from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.rotary import score_scale
 from geojax.models.self_attention import SelfAttention
-from geojax.models.transformer import final_norm
+from geojax.models.transformer import final_norm, stream
 
 
 class Cache(NamedTuple):
@@ -48,14 +51,15 @@ class Decoded(NamedTuple):
 
     logits: jax.Array
     """Logits of the token after the last slot, [B, V], in at least float32, on all ranks."""
-    cache: Cache
+    cache: Cache | jax.Array
+    """The cache; of a model of your own the tokens of all slots so far, int32 [B, S]."""
 
 
 def prefill(
     parameters: Parameters,
     tokens: jax.Array,
     padding: jax.Array,
-    config: ModelConfig,
+    config: AnyModel,
     *,
     slots: int,
     parallelism: Parallelism = SINGLE_DEVICE,
@@ -71,6 +75,9 @@ def prefill(
         parallelism: how the model is sharded.
     """
     width = tokens.shape[1]
+    if isinstance(config, OwnModel):
+        texts = jnp.pad(tokens, ((0, 0), (0, slots - width)))
+        return _read_again(parameters, texts, jnp.int32(width - 1), padding, config)
     prompt_slots = jnp.arange(width, dtype=jnp.int32)
     segment_ids = (prompt_slots >= padding[:, None]).astype(jnp.int32)
     positions = jnp.maximum(prompt_slots - padding[:, None], 0)
@@ -101,8 +108,8 @@ def decode(
     tokens: jax.Array,
     slot: jax.Array,
     padding: jax.Array,
-    cache: Cache,
-    config: ModelConfig,
+    cache: Cache | jax.Array,
+    config: AnyModel,
     *,
     parallelism: Parallelism = SINGLE_DEVICE,
 ) -> Decoded:
@@ -117,6 +124,11 @@ def decode(
         config: as in `prefill`.
         parallelism: how the model is sharded.
     """
+    if isinstance(config, OwnModel):
+        assert isinstance(cache, jax.Array), "the cache of a model of your own is its tokens"
+        texts = lax.dynamic_update_slice_in_dim(cache, tokens[:, None], slot, axis=1)
+        return _read_again(parameters, texts, slot, padding, config)
+    assert isinstance(cache, Cache), "attention has a cache of keys and values"
     positions = slot - padding[:, None]
     x = _embed(parameters, tokens[:, None], positions, config, parallelism)
     context = LayerContext(None, *rotary_tables(positions, config, x.dtype), None, slot[None])
@@ -153,6 +165,32 @@ def decode(
 
     (x, cache), _ = _scan_layers(one_layer, (x, cache), parameters, config, parallelism)
     return Decoded(whole_logits(parameters, x[:, -1], config, parallelism), cache)
+
+
+def _read_again(
+    parameters: Parameters,
+    texts: jax.Array,
+    slot: jax.Array,
+    padding: jax.Array,
+    config: OwnModel,
+) -> Decoded:
+    """Read all tokens [B, S] of texts that end in `slot`, from the first on.
+
+    Each text is moved to slot 0: what lies behind its end cannot change what comes before.
+    """
+    begun = jax.vmap(jnp.roll)(texts, -padding)
+    slots = jnp.arange(texts.shape[1], dtype=jnp.int32)
+    last = slot - padding
+    is_text = slots <= last[:, None]
+    batch = {
+        "tokens": begun,
+        "segment_ids": is_text.astype(jnp.int32),
+        "positions": jnp.where(is_text, slots, 0),
+        "row": jnp.zeros_like(padding),
+    }
+    x, _ = stream(parameters, batch, config)
+    of_last = jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
+    return Decoded(whole_logits(parameters, of_last, config, SINGLE_DEVICE), texts)
 
 
 def _scan_layers(
@@ -229,9 +267,12 @@ def _attend_to_slots(
 
 
 def whole_logits(
-    parameters: Parameters, x: jax.Array, config: ModelConfig, parallelism: Parallelism
+    parameters: Parameters, x: jax.Array, config: AnyModel, parallelism: Parallelism
 ) -> jax.Array:
     """Compute the logits [..., V] of the stream `x` [..., H] after all layers, on every rank."""
+    if isinstance(config, OwnModel):
+        parts = own_parts(config)
+        return own_logits(parts, read_by_own_head(parameters, parts), x[None])[0]
     head = Head.of(parameters, config, ComputeSettings(parallelism))
     logits = head(final_norm(parameters, config)(x))
     if parallelism.tensor > 1:

@@ -24,7 +24,7 @@ from geojax.inference.loaded_model import (
     sharded_program,
 )
 from geojax.inference.sampling import Sampling
-from geojax.models import ModelConfig, Parameters
+from geojax.models import AnyModel, Parameters
 
 _SLOT_MULTIPLE = 32
 """Prompts are padded to a multiple of this many slots, so that batches share a program."""
@@ -75,7 +75,7 @@ def write_texts(
 
 
 def encode_prompts(
-    config: ModelConfig, tokenizer: Tokenizer, prompts: Sequence[str]
+    config: AnyModel, tokenizer: Tokenizer, prompts: Sequence[str]
 ) -> list[list[int]]:
     """Return the tokens of prompts, each of which begins a document.
 
@@ -87,9 +87,7 @@ def encode_prompts(
     return [_encode_prompt(config, tokenizer, *numbered) for numbered in enumerate(prompts)]
 
 
-def _encode_prompt(
-    config: ModelConfig, tokenizer: Tokenizer, number: int, prompt: str
-) -> list[int]:
+def _encode_prompt(config: AnyModel, tokenizer: Tokenizer, number: int, prompt: str) -> list[int]:
     positions = config.max_position_embeddings
     characters = _BEGINNING_CHARACTERS
     while True:
@@ -109,7 +107,7 @@ def _encode_prompt(
         characters *= 4
 
 
-def most_new_tokens(config: ModelConfig, prompts: Sequence[Sequence[int]]) -> int:
+def most_new_tokens(config: AnyModel, prompts: Sequence[Sequence[int]]) -> int:
     """Return the tokens that the model's positions leave room for after the longest prompt."""
     # The last token drawn is not read again.
     return config.max_position_embeddings - max(map(len, prompts), default=0) + 1
@@ -165,7 +163,7 @@ def generate(
 
 
 def check_request(
-    config: ModelConfig, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int
+    config: AnyModel, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int
 ) -> None:
     """Raise a UserError if the model cannot be asked for that: see `generate`."""
     if any(len(prompt) == 0 for prompt in prompts):
@@ -222,14 +220,14 @@ class _DecodingState(NamedTuple):
     """Texts that have ended, bool [B]."""
     unfinished_anywhere: jax.Array
     """Texts of all ranks that have not."""
-    cache: Cache
+    cache: Cache | jax.Array
     written: jax.Array
     """int32 [B, T]."""
 
 
 @functools.cache
 def _program(
-    config: ModelConfig,
+    config: AnyModel,
     mesh: Mesh,
     sampling: Sampling,
     max_new_tokens: int,

@@ -21,7 +21,7 @@ from geojax.inference.loaded_model import (
     parallelism_of,
     sharded_program,
 )
-from geojax.models import ModelConfig, Parameters
+from geojax.models import AnyModel, Parameters
 from geojax.models.transformer import stream
 from geojax.precision import NO_FP8
 
@@ -74,7 +74,7 @@ def text_likelihood(model: LoadedModel, batches: Iterable[Mapping[str, np.ndarra
 
 
 @functools.cache
-def _program(config: ModelConfig, mesh: Mesh) -> Any:
+def _program(config: AnyModel, mesh: Mesh) -> Any:
     """Jit `(weights, batch) -> Scores`."""
     parallelism = parallelism_of(mesh)
 

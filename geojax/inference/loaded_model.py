@@ -13,7 +13,7 @@ from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
 from geojax.models import (
-    ModelConfig,
+    AnyModel,
     Parallelism,
     Parameters,
     check_parallelism,
@@ -37,14 +37,14 @@ class LoadedModel:
     sequences.
     """
 
-    config: ModelConfig
+    config: AnyModel
     mesh: Mesh
     parameters: Parameters
     """The weights, sharded over `tensor` and `expert` alone."""
 
     @classmethod
     def load(
-        cls, saved: SavedModel | MergedModel, config: ModelConfig, mesh: Mesh, dtype: Any
+        cls, saved: SavedModel | MergedModel, config: AnyModel, mesh: Mesh, dtype: Any
     ) -> "LoadedModel":
         """Read a saved run's weights onto `mesh`, whatever mesh they were saved from.
 
@@ -52,12 +52,12 @@ class LoadedModel:
             UserError: the mesh cannot share the model.
         """
         # The modules that predict later tokens have no part in what programs here compute.
-        config = config.without_later_tokens
+        config = config.for_evaluation
         refuse_mesh(config, mesh)
         return cls(config, mesh, saved.read(weight_layouts(config, mesh, dtype), mesh))
 
     @classmethod
-    def on_one_device(cls, config: ModelConfig, parameters: Parameters) -> "LoadedModel":
+    def on_one_device(cls, config: AnyModel, parameters: Parameters) -> "LoadedModel":
         """Take weights that lie unsharded on one device of this process."""
         (device,) = jax.tree.leaves(parameters)[0].devices()
         return cls(config, make_mesh(devices=[device]), parameters)
@@ -68,9 +68,9 @@ class LoadedModel:
         return self.mesh.shape["data"] * self.mesh.shape["expert"]
 
 
-def refuse_mesh(config: ModelConfig, mesh: Mesh) -> None:
+def refuse_mesh(config: AnyModel, mesh: Mesh) -> None:
     """Raise a UserError if `mesh` cannot share the model."""
-    check_parallelism(config.without_later_tokens, parallelism_of(mesh), sequence=1)
+    check_parallelism(config.for_evaluation, parallelism_of(mesh), sequence=1)
 
 
 def serving_mesh(data: int, expert: int, tensor: int) -> Mesh:
@@ -94,7 +94,7 @@ def parallelism_of(mesh: Mesh) -> Parallelism:
     return Parallelism(tensor=mesh.shape["tensor"], expert=mesh.shape["expert"])
 
 
-def weight_layouts(config: ModelConfig, mesh: Mesh, dtype: Any) -> Any:
+def weight_layouts(config: AnyModel, mesh: Mesh, dtype: Any) -> Any:
     """Lay out the weights of `config` on `mesh`, to compute in `dtype`: a tree of `LeafLayout`s."""
     layouts = leaf_layouts.parameter_layouts(
         parameter_shapes(config, dtype),
@@ -106,7 +106,7 @@ def weight_layouts(config: ModelConfig, mesh: Mesh, dtype: Any) -> Any:
 
 
 def sharded_program(
-    config: ModelConfig, mesh: Mesh, function: Callable[..., Any], in_specs: Any, out_specs: Any
+    config: AnyModel, mesh: Mesh, function: Callable[..., Any], in_specs: Any, out_specs: Any
 ) -> Any:
     """Jit `function` of a model's shards and of further arguments, one call on every rank.
 

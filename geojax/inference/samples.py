@@ -7,11 +7,11 @@ from geojax.data import Tokenizer
 from geojax.inference.generation import encode_prompts, most_new_tokens, write_texts
 from geojax.inference.loaded_model import LoadedModel
 from geojax.inference.sampling import Sampling
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 
 
 def sample_texts(
-    weights: Any, model: ModelConfig, tokenizer: Tokenizer, settings: SampleSettings, seed: int
+    weights: Any, model: AnyModel, tokenizer: Tokenizer, settings: SampleSettings, seed: int
 ) -> list[str]:
     """Continue each prompt to the end of the document; the texts include the prompts.
 

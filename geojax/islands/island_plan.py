@@ -16,7 +16,7 @@ from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.site_state import site_layouts
 from geojax.mesh import make_mesh
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.optim import learning_rate_schedule, make_optimizer
 from geojax.step.batches import sequences_of_process
 from geojax.step.config_plan import plan_of_layout
@@ -127,12 +127,12 @@ def site_programs(config: RunConfig, part: SitePart, plan: StepPlan) -> SiteProg
     return SitePrograms(part, plan, layouts, optimizer, schedule, batch)
 
 
-def data_part(model: ModelConfig, layers: Sequence[int]) -> SitePart:
+def data_part(model: AnyModel, layers: Sequence[int]) -> SitePart:
     """Return the whole model in chunks of so many layers, each a bucket, as in role data."""
     return SitePart(model, dict(enumerate(consecutive(layers))))
 
 
-def stage_parts(model: ModelConfig, staged: StagedLayers) -> list[SitePart]:
+def stage_parts(model: AnyModel, staged: StagedLayers) -> list[SitePart]:
     """Return the part of each stage: the layers that it has in one program."""
     layers = consecutive(staged.layers_per_chunk)
     return [

@@ -47,7 +47,7 @@ def data_lists(work: IslandWork, sites: int, microbatches: int) -> Lists:
 
 def stage_lists(config: RunConfig, schedule: Schedule) -> Lists:
     """List the actions of each stage in role stage, in the order of a schedule."""
-    tied, count = config.model.tie_word_embeddings, config.mesh.stage
+    tied, count = config.model.head_reads_tokens, config.mesh.stage
     return [
         stage_actions(schedule, stage, tied=tied, stages_per_site=count)
         for stage in range(config.pipeline_stages)
@@ -110,7 +110,7 @@ def offer_limit_bytes(
     if config.dc.role == "data":
         return _STEPS_IN_FLIGHT * _shard_bytes(parameters) + _SCALARS_BYTES
     hops = offered_at_once(lists, stages_per_process) * programs.hop_bytes
-    table = _shard_bytes(parameters["embedding"]) if config.model.tie_word_embeddings else 0
+    table = _shard_bytes(parameters["embedding"]) if config.model.head_reads_tokens else 0
     return hops + table + _SCALARS_BYTES
 
 

@@ -3,6 +3,8 @@
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig, RopeParameters
 from geojax.models.flops import model_flops
+from geojax.models.own.decoder import Decoder
+from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.partition import Partition, partitions
@@ -19,8 +21,11 @@ from geojax.models.transformer import Batch, logits, loss_sum
 
 __all__ = [
     "SINGLE_DEVICE",
+    "AnyModel",
     "Batch",
+    "Decoder",
     "ModelConfig",
+    "OwnModel",
     "Parallelism",
     "Parameters",
     "Partition",

@@ -44,11 +44,10 @@ class Block(nnx.Module):
         """
         parallelism, rate = self.compute.parallelism, self.config.dropout
         keys: tuple[jax.Array | None, ...] = (None, None)
-        if context.dropout_key is not None:
+        if (key := context.key) is not None:
             assert context.layer is not None, "layers have masks of their own"
-            layer_key = jax.random.fold_in(context.dropout_key, context.layer + 1)
-            keys = tuple(jax.random.split(layer_key))  # 0 is the embedding's
-        positions = stream_positions(context.positions, parallelism, dim=0)
+            keys = tuple(jax.random.split(key))
+        positions = stream_positions(context.sequence_positions, parallelism, dim=0)
         branch = self.attention(x, context, self.attention_norm)
         if self.config.sandwich_norm:
             # The backward pass keeps what the norm reads.
@@ -62,7 +61,7 @@ class Block(nnx.Module):
         def second_half(
             x: jax.Array, segment_ids: jax.Array | None
         ) -> tuple[jax.Array, jax.Array | None]:
-            of_stream = context._replace(segment_ids=segment_ids, positions=positions)
+            of_stream = context._replace(segment_ids=segment_ids, sequence_positions=positions)
             return self._second_half(self.feed_forward_norm(x), of_stream)
 
         branch, aux_loss = second_half(x, segment_ids)

@@ -318,6 +318,16 @@ class ModelConfig(Settings):
         return self.tie_word_embeddings or self.num_nextn_predict_layers > 0
 
     @property
+    def is_random(self) -> bool:
+        """True if training draws masks of dropout."""
+        return self.dropout > 0
+
+    @property
+    def for_evaluation(self) -> Self:
+        """A copy whose loss is the mean log-likelihood of next tokens alone."""
+        return self.without_later_tokens.model_copy(update={"z_loss_coef": 0.0})
+
+    @property
     def without_later_tokens(self) -> Self:
         """A copy without modules for later tokens."""
         return self.model_copy(update={"num_nextn_predict_layers": 0})

@@ -57,18 +57,27 @@ class LayerContext(NamedTuple):
     local_rotary: tuple[jax.Array, jax.Array] | None
     """Cosines and sines of layers with a window; None: they are the same."""
     sequence_indices: jax.Array | None
-    """int32 [B], the sequences' indices in the global batch; None: nothing is dropped."""
-    positions: jax.Array
+    """int32 [B], the sequences' indices in the global batch; None: nothing is random."""
+    sequence_positions: jax.Array
     """int32 [S], the positions in the sequence that this rank's share of the batch holds (with
     sequence parallelism the residual stream has a part of them)."""
+    positions: jax.Array | None = None
+    """int32 [B, S], the tokens' positions in their documents; None: no layer asks for them."""
     dropout_key: jax.Array | None = None
-    """Key that holds seed and step; None: no dropout."""
+    """Key that holds seed and step; None: nothing is random."""
     layer: jax.Array | None = None
     """int32 [], the layer's number in the whole model, from 0; None: the context is of no layer."""
     follows_recipe: jax.Array | None = None
     """bool [], True if the layer multiplies by the FP8 recipe; None: it does if there is one."""
     attend: Attend | None = None
     """Attention to a cache; None: to the sequence, causally."""
+
+    @property
+    def key(self) -> jax.Array | None:
+        """Key of seed, step and layer (0: the embedding); None: nothing is random."""
+        if self.dropout_key is None:
+            return None
+        return jax.random.fold_in(self.dropout_key, 0 if self.layer is None else self.layer + 1)
 
 
 def make_context(
@@ -82,7 +91,9 @@ def make_context(
     rotary, local_rotary = rotary_tables(batch["positions"], config, dtype)
     key = dropout_key if config.dropout > 0 else None
     positions = local_positions(batch["tokens"].shape[1], parallelism)
-    return LayerContext(batch["segment_ids"], rotary, local_rotary, batch["row"], positions, key)
+    return LayerContext(
+        batch["segment_ids"], rotary, local_rotary, batch["row"], positions, dropout_key=key
+    )
 
 
 def rotary_tables(

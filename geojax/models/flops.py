@@ -4,6 +4,8 @@ import jax
 
 from geojax.models.config import ModelConfig
 from geojax.models.lora import is_adapter
+from geojax.models.own.settings import AnyModel, OwnModel
+from geojax.models.own.work import own_flops
 from geojax.models.parameters import active_parameter_count, parameter_count, parameter_shapes
 
 
@@ -18,7 +20,7 @@ def attended_positions(config: ModelConfig, sequence: int) -> int:
     return windows * window + (layers - windows) * sequence
 
 
-def model_flops(config: ModelConfig, sequence: int) -> int:
+def model_flops(config: AnyModel, sequence: int) -> int:
     """Count the FLOPs of one token, forward and backward, in sequences of `sequence` tokens.
 
     Only matmuls count: 6 for each weight of a kernel that the token activates (2 forward, 4
@@ -30,8 +32,10 @@ def model_flops(config: ModelConfig, sequence: int) -> int:
     3 of Narayanan et al. 2021 ("Efficient Large-Scale Language Model Training on GPU Clusters Using
     Megatron-LM") without the recomputation term. Modules for later tokens are counted likewise,
     each with the head. With adapters the frozen weights take 4 (no gradient of theirs is computed),
-    and those of adapters 6.
+    and those of adapters 6. Of a model of your own all products of its forward count, three times.
     """
+    if isinstance(config, OwnModel):
+        return own_flops(config, sequence)
     leaves = jax.tree_util.tree_leaves_with_path(
         {name: tree for name, tree in parameter_shapes(config).items() if name != "head"}
     )

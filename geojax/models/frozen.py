@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from geojax.models.config import ModelConfig
 from geojax.models.lora import is_adapter
+from geojax.models.own.settings import AnyModel
 from geojax.precision import merge_quantized, split_quantized
 
 
@@ -34,7 +34,7 @@ def is_frozen(leaf: object) -> bool:
     return isinstance(leaf, Frozen)
 
 
-def mark_frozen(config: ModelConfig, parameters: Any) -> Any:
+def mark_frozen(config: AnyModel, parameters: Any) -> Any:
     """Mark the leaves of a tree like `parameter_shapes` that are frozen: with adapters all others.
 
     A model without adapters has none.

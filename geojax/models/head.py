@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from geojax.collectives.axes import vary_over, varying_axes, zero_after, zeros_of
+from geojax.collectives.axes import Tree, vary_over, varying_axes, zero_after, zeros_of
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings
 from geojax.models.declaration import Parameters, normal, parameter
@@ -163,7 +163,7 @@ class _Chunk(NamedTuple):
 def _cross_entropy_sum(
     head: _HeadKernel, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
 ) -> jax.Array:
-    chunks = _split(_Chunk(hidden, targets, mask), head.columns)
+    chunks = token_chunks(_Chunk(hidden, targets, mask), head.columns, mask.dtype.itemsize)
 
     def add(total: jax.Array, chunk: _Chunk) -> tuple[jax.Array, None]:
         logits = _logits(chunk.hidden, kernel, head)
@@ -178,7 +178,7 @@ def _forward(
     head: _HeadKernel, hidden: jax.Array, kernel: jax.Array, targets: jax.Array, mask: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
     hidden, zero = zero_after(hidden)
-    chunks = _split(_Chunk(hidden, targets, mask), head.columns)
+    chunks = token_chunks(_Chunk(hidden, targets, mask), head.columns, mask.dtype.itemsize)
     wide = mask.dtype
 
     def add(
@@ -236,16 +236,20 @@ def chunk_plan(tokens: int, columns: int, itemsize: int) -> tuple[int, int]:
     return count, math.ceil(tokens / count)
 
 
-def _split(chunk: _Chunk, columns: int) -> _Chunk:
-    """Reshape tokens to [chunks, tokens of a chunk, ...], padded at the end with a mask of 0."""
-    tokens = chunk.targets.shape[0]
-    count, size = chunk_plan(tokens, columns, chunk.mask.dtype.itemsize)
+def token_chunks(tree: Tree, columns: int, itemsize: int) -> Tree:
+    """Reshape arrays [tokens, ...] to [chunks, tokens of a chunk, ...], padded with zeros.
+
+    Other arguments are those of `chunk_plan`.
+    """
+    tokens = jax.tree.leaves(tree)[0].shape[0]
+    count, size = chunk_plan(tokens, columns, itemsize)
 
     def split(x: jax.Array) -> jax.Array:
         padding = [(0, count * size - tokens)] + [(0, 0)] * (x.ndim - 1)
         return jnp.pad(x, padding).reshape(count, size, *x.shape[1:])
 
-    return jax.tree.map(split, chunk)
+    made: Tree = jax.tree.map(split, tree)
+    return made
 
 
 def _scan(

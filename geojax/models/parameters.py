@@ -15,17 +15,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from geojax.models.block import block_of
-from geojax.models.config import ModelConfig
 from geojax.models.declaration import Declaration, Parameters, declared, stacked
 from geojax.models.embedding import Embedding
 from geojax.models.head import Head
 from geojax.models.layers import Norm
 from geojax.models.lora import LORA_A, LORA_B
 from geojax.models.multi_token_prediction import MultiTokenPrediction
+from geojax.models.own.parts import own_initial_values, own_parts
+from geojax.models.own.settings import AnyModel, OwnModel
 
 
 @functools.lru_cache(maxsize=64)
-def declarations(config: ModelConfig) -> Parameters:
+def declarations(config: AnyModel) -> Parameters:
     """Return the `Declaration` of each parameter of `config`; touches no device.
 
     With L layers, d hidden, H and K query and kv heads of D dims, F ffn, V vocabulary:
@@ -79,7 +80,10 @@ def declarations(config: ModelConfig) -> Parameters:
     With adapters of rank R, beside the kernel [..., i, o] of each linear layer that has one:
 
         .../lora_a [..., i, R]   and   .../lora_b [..., R, o]
+    A model of your own has embedding/..., layers/... and head/..., by the attributes of its parts.
     """
+    if isinstance(config, OwnModel):
+        return own_parts(config).declarations
     tree: Parameters = {"embedding": declared(Embedding(config))}
     if count := config.first_k_dense_replace:
         dense = declared(block_of(config, with_experts=False))
@@ -94,35 +98,39 @@ def declarations(config: ModelConfig) -> Parameters:
     return tree
 
 
-def parameter_shapes(config: ModelConfig, dtype: Any = jnp.float32) -> Parameters:
+def parameter_shapes(config: AnyModel, dtype: Any = jnp.float32) -> Parameters:
     """Return the parameter tree of `config` as `jax.ShapeDtypeStruct`s; touches no device."""
     return jax.tree.map(
         lambda declaration: jax.ShapeDtypeStruct(declaration.shape, dtype), declarations(config)
     )
 
 
-def parameter_count(config: ModelConfig) -> int:
+def parameter_count(config: AnyModel) -> int:
     """Count the parameters of the model, adapters included; a tied head counts once."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(declarations(config)))
 
 
-def active_parameter_count(config: ModelConfig) -> int:
+def active_parameter_count(config: AnyModel) -> int:
     """Count the parameters that one token activates: of the experts those that it goes to."""
     experts = [leaf for leaf in jax.tree.leaves(declarations(config)) if "expert" in leaf.axes]
-    if not experts:
+    if not experts or isinstance(config, OwnModel):
         return parameter_count(config)
     unmet = config.num_experts - config.num_experts_per_tok
     of_one = sum(math.prod(leaf.shape) for leaf in experts) // config.num_experts
     return parameter_count(config) - unmet * of_one
 
 
-def init_parameters(config: ModelConfig, key: jax.Array, dtype: Any = jnp.float32) -> Parameters:
+def init_parameters(config: AnyModel, key: jax.Array, dtype: Any = jnp.float32) -> Parameters:
     """Draw initial parameters, in the tree of `declarations`.
 
     Each leaf's key is folded from `key` and the leaf's path. Values are drawn in float32 and then
     cast, so they depend on `dtype` only by rounding. Under `jax.jit` with `out_shardings` they do
     not depend on the sharding either, except for a last bit that XLA rounds by the array's shape.
+    A model of your own draws its own, from random streams of `key`.
     """
+
+    if isinstance(config, OwnModel):
+        return jax.tree.map(lambda leaf: leaf.astype(dtype), own_initial_values(config, key))
 
     def initial(path: tuple[Any, ...], declaration: Declaration) -> jax.Array:
         name = "/".join(entry.key for entry in path)

@@ -26,6 +26,9 @@ from geojax.models.layers import Norm
 from geojax.models.lora import scale_adapters
 from geojax.models.moe import weighted_aux_loss
 from geojax.models.multi_token_prediction import mtp_loss
+from geojax.models.own.chunk import own_chunk, own_logits, read_by_own_head
+from geojax.models.own.parts import own_parts
+from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.precision import NO_FP8, LinearMatmul
 
@@ -53,7 +56,7 @@ class ModelOptions(TypedDict, total=False):
 
 
 def loss_sum(
-    parameters: Parameters, batch: Batch, config: ModelConfig, **options: Unpack[ModelOptions]
+    parameters: Parameters, batch: Batch, config: AnyModel, **options: Unpack[ModelOptions]
 ) -> tuple[jax.Array, jax.Array]:
     """Sum the masked next-token losses; returns that sum and the sum of the mask.
 
@@ -73,15 +76,15 @@ def loss_sum(
         UserError: the sequence is longer than learned positions reach, or `remat` is unknown.
     """
     x, aux_loss = stream(parameters, batch, config, **options)
-    key, compute = options.get("dropout_key"), _compute(options)
-    total = head_losses(parameters, x, batch, config, compute, dropout_key=key).sum()
+    functions = _whole(parameters, config, options).functions
+    total = functions.head(read_by_head(parameters, config), x, batch).sum()
     if aux_loss is not None and config.is_moe:
         total += weighted_aux_loss(aux_loss, batch["loss_mask"])
     return total, batch["loss_mask"].astype(total.dtype).sum()
 
 
 def logits(
-    parameters: Parameters, batch: Batch, config: ModelConfig, **options: Unpack[ModelOptions]
+    parameters: Parameters, batch: Batch, config: AnyModel, **options: Unpack[ModelOptions]
 ) -> jax.Array:
     """Compute the logits of every position, [B, S, V], in at least float32.
 
@@ -89,24 +92,29 @@ def logits(
     parallelism see `head`.
     """
     x, _ = stream(parameters, batch, config, **options)
+    if isinstance(config, OwnModel):
+        return own_logits(own_parts(config), read_by_head(parameters, config), x)
     return Head.of(parameters, config, _compute(options))(final_norm(parameters, config)(x))
 
 
 def stream(
-    parameters: Parameters, batch: Batch, config: ModelConfig, **options: Unpack[ModelOptions]
+    parameters: Parameters, batch: Batch, config: AnyModel, **options: Unpack[ModelOptions]
 ) -> tuple[jax.Array, jax.Array | None]:
     """Return the stream after all layers, and the sum of their balance losses (see `Block`)."""
-    chunk = model_chunk(
+    chunk = dataclasses.replace(_whole(parameters, config, options), is_last=False)
+    weights = chunk.stacked_weights(parameters["embedding"], parameters["layers"], {})
+    return chunk.forward_only(weights, None, batch, chunk.functions.context(batch))
+
+
+def _whole(parameters: Parameters, config: AnyModel, options: ModelOptions) -> Chunk:
+    return model_chunk(
         config,
         range(config.num_stacked_layers),
-        parameters["embedding"]["tokens"]["embedding"].dtype,
+        jax.tree.leaves(parameters["embedding"])[0].dtype,
         _compute(options),
         dropout_key=options.get("dropout_key"),
         remat=options.get("remat", "none"),
     )
-    chunk = dataclasses.replace(chunk, is_last=False)
-    weights = chunk.stacked_weights(parameters["embedding"], parameters["layers"], {})
-    return chunk.forward_only(weights, None, batch, chunk.functions.context(batch))
 
 
 def _compute(options: ModelOptions) -> ComputeSettings:
@@ -118,7 +126,7 @@ def _compute(options: ModelOptions) -> ComputeSettings:
 
 
 def model_chunk(
-    config: ModelConfig,
+    config: AnyModel,
     layers: range,
     dtype: jnp.dtype,
     compute: ComputeSettings,
@@ -132,6 +140,8 @@ def model_chunk(
     head if it ends with the last one. Its `functions` are those of the whole model; the layers
     compute in `dtype`, as `compute` says. The other arguments are those of `loss_sum`.
     """
+    if isinstance(config, OwnModel):
+        return own_chunk(config, layers, dtype, compute, dropout_key=dropout_key, remat=remat)
     count, matmul = config.num_stacked_layers, compute.matmul
 
     def apply(
@@ -228,8 +238,10 @@ def final_norm(parameters: Parameters, config: ModelConfig) -> Norm:
     return nnx.merge(nnx.graphdef(Norm(config.hidden_size, config)), parameters["final_norm"])
 
 
-def read_by_head(parameters: Parameters, config: ModelConfig) -> Parameters:
-    """Return the part of the parameters that `head_losses` reads."""
+def read_by_head(parameters: Parameters, config: AnyModel) -> Parameters:
+    """Return the part of the parameters that the head reads."""
+    if isinstance(config, OwnModel):
+        return read_by_own_head(parameters, own_parts(config))
     names = ["final_norm"]
     if not config.tie_word_embeddings:
         names.append("head")

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 from geojax.errors import UserError
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.models.frozen import trained_part
 from geojax.planner.traffic.by_axes import ranks_of
 from geojax.planner.traffic.gradients import GradientMessages, gradient_messages
@@ -139,7 +139,7 @@ def link_share(topology: Topology, devices: int) -> LinkShare | None:
 
 
 def choose_buckets(
-    model: ModelConfig,
+    model: AnyModel,
     plan: StepPlan,
     link: LinkShare,
     times: ComputeTimes | None,
@@ -196,7 +196,7 @@ def _seconds_and_count(choice: BucketChoice) -> tuple[float, int]:
 
 
 def predict_exposure(
-    model: ModelConfig, plan: StepPlan, link: LinkShare, times: ComputeTimes | None
+    model: AnyModel, plan: StepPlan, link: LinkShare, times: ComputeTimes | None
 ) -> Exposure:
     """Predict what the messages of `plan` cost a step beyond its compute."""
     layouts = trained_part(parameter_layouts(model, plan))
@@ -269,7 +269,7 @@ def _bucket_layers(layouts: Any, plan: StepPlan, room: int) -> list[int]:
     return [count for count in dividing if count == 1 or count * held <= room]
 
 
-def _layers_of_chunks(model: ModelConfig, layouts: Any, plan: StepPlan, room: int) -> list[int]:
+def _layers_of_chunks(model: AnyModel, layouts: Any, plan: StepPlan, room: int) -> list[int]:
     """Return the numbers of layers whose chunks may leave a stage together.
 
     The largest early message, before its scatter in the site, fits into `room`.

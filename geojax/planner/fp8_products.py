@@ -8,7 +8,7 @@ from geojax.errors import UserError
 from geojax.hlo import HloParseError
 from geojax.hlo.module import parse_module
 from geojax.hlo.traffic import program_text
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.models.parameters import declarations
 from geojax.step.plan import StepPlan
 
@@ -18,7 +18,7 @@ _MATMULS_PER_LINEAR = 3
 
 
 def check_fp8_products(
-    programs: Sequence[jax.stages.Compiled], model: ModelConfig, plan: StepPlan
+    programs: Sequence[jax.stages.Compiled], model: AnyModel, plan: StepPlan
 ) -> str | None:
     """Check what `require_fp8_products` does.
 
@@ -36,7 +36,7 @@ def check_fp8_products(
 
 
 def require_fp8_products(
-    programs: Sequence[jax.stages.Compiled], model: ModelConfig, plan: StepPlan
+    programs: Sequence[jax.stages.Compiled], model: AnyModel, plan: StepPlan
 ) -> None:
     """Check that each product of a layer that follows the recipe is one of cuBLASLt, in FP8.
 
@@ -67,7 +67,7 @@ def require_fp8_products(
         )
 
 
-def _linear_layers(model: ModelConfig) -> int:
+def _linear_layers(model: AnyModel) -> int:
     """Count the linear layers of a layer that can multiply in FP8.
 
     Experts multiply quantized operands in the compute dtype.

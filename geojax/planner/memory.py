@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from geojax.hlo import Traffic
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.planner.memory_phases import (
     GradientBytes,
@@ -41,7 +41,7 @@ STATE_USES = {
 
 
 def step_memory(
-    model: ModelConfig,
+    model: AnyModel,
     plan: StepPlan,
     layouts: TrainState,
     batch: Mapping[str, jax.ShapeDtypeStruct],
@@ -76,13 +76,13 @@ def state_bytes(layouts: TrainState) -> Counter[str]:
     return held
 
 
-def gradient_bytes(model: ModelConfig, plan: StepPlan, layouts: TrainState) -> GradientBytes:
+def gradient_bytes(model: AnyModel, plan: StepPlan, layouts: TrainState) -> GradientBytes:
     """Count the gradients of the trained leaves."""
     dtype, parameters = plan.policy.reduce_dtype, layouts.parameters
     layers = jax.tree.leaves(parameters["layers"])
     others = jax.tree.leaves(without_layers(parameters))
     of_others = _bytes(others, "gathered_shape", dtype)
-    if plan.staged_layers is not None and model.tie_word_embeddings:
+    if plan.staged_layers is not None and model.head_reads_tokens:
         of_others += _bytes(jax.tree.leaves(parameters["embedding"]), "gathered_shape", dtype)
     return GradientBytes(
         layers=_bytes(layers, "gathered_shape", dtype),
@@ -107,7 +107,7 @@ def _batch_bytes(batch: Mapping[str, jax.ShapeDtypeStruct], plan: StepPlan) -> i
     )
 
 
-def abstract_layouts(model: ModelConfig, plan: StepPlan, settings: OptimizerSettings) -> TrainState:
+def abstract_layouts(model: AnyModel, plan: StepPlan, settings: OptimizerSettings) -> TrainState:
     """Lay out the state of a run's steps; JAX would put even a constant of it on a device."""
     made: list[TrainState] = []
     optimizer = make_optimizer(settings, 1)
@@ -119,7 +119,7 @@ def abstract_layouts(model: ModelConfig, plan: StepPlan, settings: OptimizerSett
 class TracedStep:
     """A training step traced for a mesh, which may be one without devices."""
 
-    model: ModelConfig
+    model: AnyModel
     plan: StepPlan
     layouts: TrainState
     program: jax.stages.Traced
@@ -129,7 +129,7 @@ class TracedStep:
     @classmethod
     def of(
         cls,
-        model: ModelConfig,
+        model: AnyModel,
         plan: StepPlan,
         settings: OptimizerSettings,
         steps: int,

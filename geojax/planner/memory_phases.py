@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from geojax.config.layout import Layout
-from geojax.models import ModelConfig
+from geojax.models import AnyModel, ModelConfig
 from geojax.pipeline.schedule import LayerBytes
 
 USES = (
@@ -54,9 +54,10 @@ Uses = dict[str, int]
 """Bytes by use."""
 
 
-def estimate_error(model: ModelConfig) -> float:
+def estimate_error(model: AnyModel) -> float:
     """Return the largest error of the estimate that a class of models has shown."""
-    return BIASED_EXPERTS_ERROR if model.moe_bias else ESTIMATE_ERROR
+    is_biased = isinstance(model, ModelConfig) and model.moe_bias
+    return BIASED_EXPERTS_ERROR if is_biased else ESTIMATE_ERROR
 
 
 @dataclasses.dataclass(frozen=True)

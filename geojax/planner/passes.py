@@ -1,6 +1,6 @@
 """Passes of a step through the layers of the model, and their number."""
 
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.pipeline.schedule import Kind
 from geojax.step.plan import StepPlan
 
@@ -24,7 +24,7 @@ def passes_of(plan: StepPlan) -> int:
     return counts[Kind.FORWARD]
 
 
-def layers_of_pass(model: ModelConfig, plan: StepPlan) -> int:
+def layers_of_pass(model: AnyModel, plan: StepPlan) -> int:
     """Count the layers of a pass: the model's; in a pipeline those of the longest chunk."""
     return longest_loop(plan) or model.num_stacked_layers
 

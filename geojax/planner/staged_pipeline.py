@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 from geojax.errors import UserError
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs
 from geojax.planner.cost.calibration import Calibration
@@ -23,7 +23,7 @@ _NOMINAL_PEAK = 1e9
 class StagedPipeline:
     """One pipeline through all sites of a topology, by the cost model."""
 
-    model: ModelConfig
+    model: AnyModel
     layout: LayoutCandidate
     """Its stages and microbatches; `pipeline.layers` are those of placements of so many chunks, and
     others are balanced by time."""

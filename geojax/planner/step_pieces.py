@@ -15,13 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from geojax.models import ModelConfig
+from geojax.models import AnyModel, OwnModel
 from geojax.models.attention.workspace import workspace_bytes
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import forward_layer
-from geojax.models.chunk.split_backward import SplitBackward
 from geojax.models.transformer import read_by_head
 from geojax.pipeline.schedule import LayerBytes
+from geojax.planner.cost.layer_bytes import held_bytes
 from geojax.planner.memory_phases import StepPieces
 from geojax.planner.workspace import peak_bytes
 from geojax.runtime.platform import platform_of
@@ -36,7 +36,7 @@ from geojax.step.state import parameter_layouts
 
 
 def step_pieces(
-    model: ModelConfig, plan: StepPlan, batch: Mapping[str, jax.ShapeDtypeStruct]
+    model: AnyModel, plan: StepPlan, batch: Mapping[str, jax.ShapeDtypeStruct]
 ) -> StepPieces:
     """Trace the pieces of a step on the plan's mesh, whose devices need not exist.
 
@@ -47,7 +47,7 @@ def step_pieces(
     """
     found: list[StepPieces] = []
     layouts = parameter_layouts(model, plan), history_layouts(model, plan)
-    dropout_key = jax.random.key(0) if model.dropout else None
+    dropout_key = jax.random.key(0) if model.is_random else None
     run = ForwardBackward(model, plan, dropout_key)
 
     def trace(state: tuple[Any, Any], sequences: Any) -> jax.Array:
@@ -129,19 +129,15 @@ def _of_rank(
 
 def _held(plan: StepPlan, residuals: Any, again: Any, cotangents: Any) -> LayerBytes:
     """Return the bytes that a layer holds between its passes."""
-    kept = _bytes(residuals.saved)
-    if plan.tick_program is None or not plan.tick_program.ticks.schedule.split_backward:
-        return LayerBytes(kept, kept, 0)
-    split = SplitBackward.of(residuals, again, cotangents)
-    _, stash = split.input_gradient(residuals, again, cotangents)
-    stashed = _bytes(stash.values)
-    read_later = _bytes([residuals.saved[position] for position in split.residuals_read_later])
-    return LayerBytes(kept, kept + stashed, read_later + stashed)
+    splits = plan.tick_program is not None and plan.tick_program.ticks.schedule.split_backward
+    return held_bytes(residuals, again, cotangents, split=splits)
 
 
 def _attention(run: ForwardBackward, shape: tuple[int, ...]) -> int:
     """Return what attention's kernel needs for a rank's tokens [B, S]."""
     model, tensor = run.model, run.plan.mesh.shape["tensor"]
+    if isinstance(model, OwnModel):
+        return 0
     return workspace_bytes(
         run.plan.policy.compute_dtype,
         (*shape, model.num_attention_heads // tensor, model.head_dim),

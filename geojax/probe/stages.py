@@ -24,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from geojax.collectives.axes import vary_over, zeros_of
 from geojax.errors import UserError
 from geojax.mesh import AXES, make_mesh
-from geojax.models import ModelConfig, init_parameters
+from geojax.models import AnyModel, OwnModel, init_parameters
 from geojax.models.chunk.chunk import ChunkWeights
 from geojax.models.chunk.layer_io import StackedGradients
 from geojax.models.transformer import read_by_head
@@ -52,7 +52,7 @@ so that none moves the piece out of the loop."""
 
 
 def measured_stages(
-    model: ModelConfig,
+    model: AnyModel,
     plan: StepPlan,
     context: ProbeContext,
     *,
@@ -197,14 +197,19 @@ def _growth(lasted: float) -> int:
 class _Pieces:
     """A model with one layer, its data, and the loops over each of its pieces."""
 
-    def __init__(self, model: ModelConfig, plan: StepPlan, sequences: int, sequence_length: int):
+    def __init__(self, model: AnyModel, plan: StepPlan, sequences: int, sequence_length: int):
         self._plan = plan
         key = jax.random.key(0)
-        self._run = ForwardBackward(model, plan, key if model.dropout > 0 else None)
+        self._run = ForwardBackward(model, plan, key if model.is_random else None)
         self._functions = self._run.whole_model.functions
         middle = model.num_stacked_layers // 2
         one_layer = self._run.chunk(range(middle, middle + 1))
         self._chunk = dataclasses.replace(one_layer, is_first=False, is_last=False)
+        if isinstance(model, OwnModel):
+            raise UserError(
+                "geojax probe times stages of geojax's families; leave the check 'stages' out for "
+                "a model of your own (model.module)"
+            )
         single = model.with_stacked_layers(1)
         self._layouts = parameter_layouts(single, plan)
         histories = history_layouts(single, plan)

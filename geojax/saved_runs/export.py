@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from geojax.checkpoint.reading.merged_model import MergedModel
+from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.data import Tokenizer
 from geojax.data.atomic_folder import atomic_folder, refuse_taken
 from geojax.data.template_files import (
@@ -15,10 +16,11 @@ from geojax.data.template_files import (
     read_template,
 )
 from geojax.errors import UserError
-from geojax.models import ModelConfig
+from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.huggingface.adapter import write_adapter
 from geojax.models.huggingface.checkpoint import family_for
 from geojax.models.huggingface.write import CheckpointWriter
+from geojax.saved_runs.own_export import write_own_model
 from geojax.saved_runs.saved_run import SavedDtype, SavedRun
 
 
@@ -55,7 +57,6 @@ def export_run(
     refuse_taken(output)
     source = SavedRun.open(run, step=step, tokenizer=tokenizer, log=log)
     saved, model = source.weights, source.model.base
-    family = family_for(model)
     written = dtype or source.compute_dtype
     whole = source.whole_model
     if adapter and not isinstance(whole, MergedModel):
@@ -63,6 +64,19 @@ def export_run(
             f"geojax export: --adapter requires a run with adapters (model.lora); {run} has none"
         )
     words = ExportedTokenizer.read(source.tokenizer, source.tokenizer_files, log)
+    if isinstance(model, OwnModel):
+        assert isinstance(whole, SavedModel), "a model of your own has no adapters"
+        with atomic_folder(output, wait=False) as folder:
+            assert folder is not None, "a folder that is taken is refused"
+            saved.verify()
+            write_own_model(folder, model, whole, written, log)
+            words.write(folder, model)
+        log(
+            f"{output}: step {saved.step} in {written}, by the attributes of the Decoder; no "
+            "config.json is written, since transformers has no such model"
+        )
+        return
+    family = family_for(model)
     with atomic_folder(output, wait=False) as folder:
         assert folder is not None, "a folder that is taken is refused"
         log(f"checking the files of step {saved.step} in {saved.checkpoints}")
@@ -83,6 +97,7 @@ def export_run(
 
 
 def _write_adapter(folder: Path, merged: MergedModel, dtype: SavedDtype | None) -> None:
+    assert isinstance(merged.model, ModelConfig), "a model of your own has no adapters"
     adapters = merged.adapters
     trained_in = next(iter(adapters.values())).dtype.name
     write_adapter(
@@ -136,7 +151,7 @@ class ExportedTokenizer(NamedTuple):
         ends = end if of_answer in (end, None) else [end, of_answer]
         return {"bos_token_id": self.words.bos_id, "eos_token_id": ends}
 
-    def write(self, folder: Path, model: ModelConfig) -> None:
+    def write(self, folder: Path, model: AnyModel) -> None:
         """Write the files that `AutoTokenizer` reads."""
         self.words.save(folder / "tokenizer.json")
         settings = {

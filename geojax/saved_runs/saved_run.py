@@ -18,8 +18,9 @@ from geojax.data.storage import TOKENIZER
 from geojax.errors import UserError
 from geojax.inference import LoadedModel
 from geojax.inference.loaded_model import refuse_mesh
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.models.huggingface.checkpoint import HuggingFaceWeights
+from geojax.models.own.settings import settings_class
 from geojax.paths import resolved_path
 from geojax.precision import policy
 from geojax.runtime.liveness.exit_messages import first_line
@@ -37,7 +38,7 @@ class SavedRun:
     """The checkpoint."""
     config: Mapping[str, Any]
     """The run's resolved config."""
-    model: ModelConfig
+    model: AnyModel
     tokenizer: Tokenizer
     tokenizer_files: Sequence[Path]
     """The tokenizer.json of each source of the run's data, or the given one."""
@@ -66,9 +67,8 @@ class SavedRun:
         saved = SavedModel.open(run, step, log)
         refuse_earlier_version(saved.checkpoints / str(saved.step), saved.metadata)
         config = saved.metadata["config"]
-        model = validate(
-            ModelConfig, with_later_keys(saved.metadata["model"]), f"{saved.checkpoints}: model"
-        )
+        settings = with_later_keys(saved.metadata["model"])
+        model = validate(settings_class(settings), settings, f"{saved.checkpoints}: model")
         words, files = _tokenizer(config["data"], tokenizer)
         if words.vocabulary_size > model.vocab_size:
             raise UserError(

@@ -21,7 +21,7 @@ from jax import lax
 
 from geojax.collectives.axes import drop_single, to_varying
 from geojax.mesh import AXES
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.models.declaration import Declaration
 from geojax.models.parameters import declarations
 from geojax.precision import AMAX
@@ -36,7 +36,7 @@ SITE_DIM = 1
 _OPERANDS = 3
 
 
-def history_layouts(model: ModelConfig, plan: StepPlan) -> Any:
+def history_layouts(model: AnyModel, plan: StepPlan) -> Any:
     """Lay out each linear layer's history [L, sites, 3, steps]; None where scales need none.
 
     Sites that share scales have one history together, as have those that hold different layers.

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.collectives import after
-from geojax.models import Batch, ModelConfig, Parameters
+from geojax.models import AnyModel, Batch, Parameters
 from geojax.models.chunk.chunk import Chunk, ChunkWeights
 from geojax.models.chunk.layer_io import GradientSink, LayerWeights
 from geojax.models.context import ComputeSettings
@@ -69,7 +69,7 @@ class StageGradients(NamedTuple):
 class ForwardBackward:
     """Forward and backward of one model under one plan, with all that is not differentiated."""
 
-    model: ModelConfig
+    model: AnyModel
     plan: StepPlan
     dropout_key: jax.Array | None
     gradient_factor: jax.Array | None = None
@@ -109,8 +109,7 @@ class ForwardBackward:
 
         Modules for later tokens and the z-loss of the head are for training.
         """
-        model = self.model.without_later_tokens.model_copy(update={"z_loss_coef": 0.0})
-        return dataclasses.replace(self, model=model)
+        return dataclasses.replace(self, model=self.model.for_evaluation)
 
     def gradients(
         self,
@@ -218,10 +217,7 @@ class ForwardBackward:
         """Join the gradients of the embedding and of the head; a tied table gets both."""
         cast = functools.partial(jax.tree.map, lambda x: x.astype(self.plan.policy.reduce_dtype))
         last, tables = cast(last), cast(first)
-        if "embedding" in last:
-            of_head = last["embedding"]["tokens"]
-            tables = tables | {"tokens": jax.tree.map(jnp.add, tables["tokens"], of_head)}
-        return last | {"embedding": tables}
+        return last | {"embedding": _with_sums(tables, last.get("embedding", {}))}
 
     def _by_kind(self, losses: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Split the result of the head: next-token losses, and the share of later tokens."""
@@ -256,3 +252,10 @@ class ForwardBackward:
         assert plan.staged_layers is not None, "a pipeline must have stages"
         is_last = lax.axis_index(plan.stage_axes) == plan.staged_layers.last_stage
         return jnp.where(is_last, number, 0)
+
+
+def _with_sums(tree: Parameters, added: Parameters) -> Parameters:
+    """Return `tree` with the leaves of `added`, some of its own, added to them."""
+    if not isinstance(added, dict):
+        return tree + added
+    return tree | {name: _with_sums(tree[name], own) for name, own in added.items()}

@@ -24,7 +24,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from geojax.collectives import all_gather
 from geojax.collectives.axes import to_varying, varying_axes, zero_after
-from geojax.models import ModelConfig, Parameters
+from geojax.models import AnyModel, Parameters
 from geojax.models.chunk.layer_io import LayerWeights, StackedWeights, WeightSource, layer_slice
 from geojax.optim.leaf_groups import map_by_group, shard_axes, shard_dim
 from geojax.precision import QuantizedWeight, Weight, attach_amax, is_quantized_weight
@@ -220,7 +220,7 @@ class StepWeights(NamedTuple):
 
 
 def step_weights(
-    shards: Parameters, layouts: Parameters, model: ModelConfig, plan: StepPlan, prev_amax: Any
+    shards: Parameters, layouts: Parameters, model: AnyModel, plan: StepPlan, prev_amax: Any
 ) -> StepWeights:
     """Gather this rank's weights, or make the sources that gather them layer by layer.
 

@@ -20,7 +20,7 @@ from jax import lax
 
 from geojax.collectives import after, token_of
 from geojax.collectives.axes import vary_over, varying_axes, zero_after, zeros_of
-from geojax.models import Batch, ModelConfig, Parameters
+from geojax.models import AnyModel, Batch, Parameters
 from geojax.models.chunk.layer_io import LayerWeights, StackedGradients, layer_slice
 from geojax.models.frozen import trained_part
 from geojax.precision import detach_amax
@@ -71,7 +71,7 @@ def step_gradients(
     batch: Batch,
     *,
     layouts: Parameters,
-    model: ModelConfig,
+    model: AnyModel,
     plan: StepPlan,
     dropout_key: jax.Array | None,
     gradient_factor: jax.Array | None = None,
@@ -214,7 +214,7 @@ def batch_loss(
     batch: Batch,
     *,
     layouts: Parameters,
-    model: ModelConfig,
+    model: AnyModel,
     plan: StepPlan,
     prev_amax: Any,
 ) -> Sums:

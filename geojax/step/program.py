@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.sharding import leaf_layouts
 from geojax.step.amax_history import prev_amax
 from geojax.step.gradients import batch_loss
@@ -22,7 +22,7 @@ STEP_NAME = train_step.__name__
 
 def trace_step(
     layouts: TrainState,
-    model: ModelConfig,
+    model: AnyModel,
     plan: StepPlan,
     optimizer: optax.GradientTransformationExtraArgs,
     schedule: optax.Schedule,
@@ -72,7 +72,7 @@ def lower_step(*arguments: Any) -> jax.stages.Lowered:
 
 
 def trace_evaluation(
-    layouts: TrainState, model: ModelConfig, plan: StepPlan, batch: Any
+    layouts: TrainState, model: AnyModel, plan: StepPlan, batch: Any
 ) -> jax.stages.Traced:
     """Trace the validation pass: `(state, batch) -> [sum of losses, number of targets]`.
 

@@ -7,8 +7,9 @@ from typing import Any
 import jax
 
 from geojax.config.layout import Layout
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.models.parameters import parameter_shapes
+from geojax.models.transformer import read_by_head
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import Placement
 from geojax.sharding import StageAssignment
@@ -84,7 +85,7 @@ def staged_layers(layout: Layout) -> StagedLayers | None:
     return StagedLayers(placement_of(layout), layout.pipeline.layers)
 
 
-def stage_assignments(model: ModelConfig, staged: StagedLayers, axes: Sequence[str]) -> Any:
+def stage_assignments(model: AnyModel, staged: StagedLayers, axes: Sequence[str]) -> Any:
     """Return the `StageAssignment` of each leaf of `parameter_shapes(model)`.
 
     The first stage holds the tables, the last one the final norm, the head and the modules for
@@ -101,13 +102,16 @@ def stage_assignments(model: ModelConfig, staged: StagedLayers, axes: Sequence[s
     stages = staged.placement.stages
     layers = StageAssignment(tuple(axes), staged.layers_of_stage)
 
+    shapes = parameter_shapes(model)
+    of_head = read_by_head(shapes, model)
+    read_twice = {path for path, _ in jax.tree_util.tree_leaves_with_path(of_head)}
+
     def assignment(path: tuple[Any, ...], _: Any) -> StageAssignment:
-        names = [entry.key for entry in path]
-        if names[0] == "layers":
+        if path[0].key == "layers":
             return layers
-        holders = {staged.first_stage if names[0] == "embedding" else staged.last_stage}
-        if model.head_reads_tokens and "tokens" in names:
+        holders = {staged.first_stage if path[0].key == "embedding" else staged.last_stage}
+        if path in read_twice:
             holders.add(staged.last_stage)
         return StageAssignment.on(tuple(axes), stages, holders)
 
-    return jax.tree_util.tree_map_with_path(assignment, parameter_shapes(model))
+    return jax.tree_util.tree_map_with_path(assignment, shapes)

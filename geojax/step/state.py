@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding
 
-from geojax.models import ModelConfig, Parameters, init_parameters, parameter_shapes
+from geojax.models import AnyModel, Parameters, init_parameters, parameter_shapes
 from geojax.models.frozen import combine, frozen_part, mark_frozen, trained_part
 from geojax.models.parallel.partition import partitions
 from geojax.named_arrays import AMAX_HISTORY, shape_and_dtype
@@ -72,7 +72,7 @@ class TrainState:
         return combine(evaluated_weights(self.parameters, self.optimizer), self.frozen)
 
 
-def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
+def parameter_layouts(model: AnyModel, plan: StepPlan) -> Any:
     """Lay out each of the model's weights: a tree of `LeafLayout`s, those of frozen ones marked."""
     stages = None
     if plan.staged_layers:
@@ -97,7 +97,7 @@ def parameter_layouts(model: ModelConfig, plan: StepPlan) -> Any:
 
 
 def state_layouts(
-    model: ModelConfig, optimizer: optax.GradientTransformation, plan: StepPlan
+    model: AnyModel, optimizer: optax.GradientTransformation, plan: StepPlan
 ) -> TrainState:
     """Lay out every leaf of the state of `model`: a tree of `LeafLayout`s."""
     weights = parameter_layouts(model, plan)
@@ -121,7 +121,7 @@ def state_layouts(
 
 
 def initial_state(
-    model: ModelConfig,
+    model: AnyModel,
     optimizer: optax.GradientTransformation,
     layouts: TrainState,
     plan: StepPlan,

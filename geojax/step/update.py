@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from geojax.collectives import FLOAT32, after, all_reduce
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.optim import apply_updates, global_norm, keep_on_skipped_steps, select
 from geojax.precision import LossScale
 from geojax.sharding import SHARD_AXES
@@ -61,7 +61,7 @@ def site_sums(
     signals: jax.Array,
     *,
     layouts: Any,
-    model: ModelConfig,
+    model: AnyModel,
     plan: StepPlan,
     dropout_key: jax.Array | None = None,
 ) -> SiteSums:
@@ -250,7 +250,7 @@ def train_step(
     seed: jax.Array,
     *,
     layouts: TrainState,
-    model: ModelConfig,
+    model: AnyModel,
     plan: StepPlan,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
@@ -264,7 +264,7 @@ def train_step(
         layouts=layouts.weights,
         model=model,
         plan=plan,
-        dropout_key=dropout_key if model.dropout else None,
+        dropout_key=dropout_key if model.is_random else None,
     )
     sums = sum_over_sites(sums, plan)
     return apply_sums(

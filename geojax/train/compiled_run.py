@@ -12,7 +12,7 @@ import numpy as np
 from geojax.config.run_config import RunConfig
 from geojax.islands.traffic import LinkTraffic
 from geojax.mesh import site_names
-from geojax.models import parameter_count
+from geojax.models import ModelConfig, parameter_count
 from geojax.models.attention import chosen_implementation
 from geojax.models.frozen import unmarked
 from geojax.models.lora import merge_adapters
@@ -220,17 +220,19 @@ class CompiledRun:
             )
             parameters += f", {quantity(trained)} of them trained"
         state_bytes = quantity(bytes_per_device(self.layouts), "B")
-        attention = chosen_implementation(
-            self.plan.policy.compute_dtype,
-            model.head_dim,
-            packed=True,
-            softcap=model.attn_logit_softcapping is not None,
-            implementation=self.plan.attention,
-            platform=platform_of(mesh).name,
-        )
-        reasons = [attention.reason, flags_in_force()]
+        reasons = [flags_in_force()]
+        if isinstance(model, ModelConfig):
+            attention = chosen_implementation(
+                self.plan.policy.compute_dtype,
+                model.head_dim,
+                packed=True,
+                softcap=model.attn_logit_softcapping is not None,
+                implementation=self.plan.attention,
+                platform=platform_of(mesh).name,
+            )
+            reasons.insert(0, attention.reason)
         if self.plan.policy.recipe is not None:
-            reasons.insert(1, fp8_backend_of(self.config, mesh).reason)
+            reasons.insert(-1, fp8_backend_of(self.config, mesh).reason)
         sent = [] if self.sent_bytes is None else [quantity(self.sent_bytes, "B")]
         return [
             f"{mesh_line(mesh)}; {parameters}; {state_bytes} of state per device",

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from geojax.checkpoint.reading.compatibility import with_later_keys
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
+from geojax.models import OwnModel
 from geojax.optim import OptimizerSettings, learning_rate_schedule
 from geojax.optim.schedules import schedule_entry
 from geojax.settings import leaves_by_key
@@ -146,3 +147,10 @@ def _saved_schedule(saved: Mapping[str, Any]) -> str:
     """Return the schedule of a checkpoint; before there were several it was the default one."""
     name: str = saved["optimizer"].get("schedule", OptimizerSettings().schedule)
     return name
+
+
+def module_note(saved: Mapping[str, Any], config: RunConfig) -> str | None:
+    """Say that the file of a model of your own is another than the one that trained so far."""
+    if not isinstance(config.model, OwnModel) or config.model.digest == saved["module_digest"]:
+        return None
+    return f"changed since step {saved['step']}: the file of model.module {config.model.module}"

@@ -11,7 +11,7 @@ from geojax.config.run_config import RunConfig, SampleSettings
 from geojax.data import Tokenizer
 from geojax.data.corpus import OpenBuiltin
 from geojax.islands.recording import Record
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.pipeline.schedule import Schedule
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
@@ -49,7 +49,7 @@ class CheckProducts(Protocol):
     """Function that checks that XLA multiplies in FP8 what a recipe asks for."""
 
     def __call__(
-        self, programs: Sequence[jax.stages.Compiled], model: ModelConfig, plan: StepPlan
+        self, programs: Sequence[jax.stages.Compiled], model: AnyModel, plan: StepPlan
     ) -> str | None:
         """Check programs that together run a layer forwards and backwards.
 
@@ -94,7 +94,7 @@ class SampleTexts(Protocol):
     def __call__(
         self,
         weights: Any,
-        model: ModelConfig,
+        model: AnyModel,
         tokenizer: Tokenizer,
         settings: SampleSettings,
         seed: int,

@@ -30,6 +30,7 @@ from geojax.islands.island_plan import (
 )
 from geojax.islands.stage_transport import between_sites
 from geojax.mesh import leads_site, site_names
+from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.huggingface.checkpoint import HuggingFaceWeights, other_settings
 from geojax.runtime.compilation import CompilationCounter
 from geojax.runtime.environment.cluster_env import ProcessSettings, complete
@@ -54,6 +55,7 @@ from geojax.train.report import Progress, draw_loss_curve
 from geojax.train.resume import (
     changed_settings,
     jump_note,
+    module_note,
     refuse_other_schedule,
     schedule_note,
     warmup_note,
@@ -303,7 +305,7 @@ class Trainer:
                 raise UserError(f"{directory.path}: there is no checkpoint to resume from")
             if weights is not None:
                 log(f"starting from the weights in {weights.folder}")
-                if others := other_settings(weights.folder, config.model):
+                if others := other_settings(weights.folder, _of_family(config.model)):
                     log(
                         f"note: the config.json there has other values of {', '.join(others)}, "
                         "which the weights were trained with"
@@ -321,7 +323,12 @@ class Trainer:
         log(f"resuming from step {step} in {directory.path}")
         for change in changed_settings(saved["config"], config):
             log(f"changed since step {step}: {change}")
-        for note in (schedule_note(saved["config"], config), jump_note(saved, config)):
+        notes = (
+            schedule_note(saved["config"], config),
+            jump_note(saved, config),
+            module_note(saved, config),
+        )
+        for note in notes:
             if note is not None:
                 log(note)
         if saved["data"] != self.metadata["data"]:
@@ -524,7 +531,12 @@ def open_initial_weights(config: RunConfig) -> HuggingFaceWeights | None:
     """
     if config.initial_weights is None:
         return None
-    return HuggingFaceWeights(config.initial_weights, config.model.base)
+    return HuggingFaceWeights(config.initial_weights, _of_family(config.model).base)
+
+
+def _of_family(model: AnyModel) -> ModelConfig:
+    assert isinstance(model, ModelConfig), "a model of your own has no weights of a family"
+    return model
 
 
 def own_directory(config: RunConfig, island: IslandSettings | None) -> Path:
@@ -599,7 +611,8 @@ def _open_checkpoints(
 
 
 def _metadata(config: RunConfig, loader: Loader) -> dict[str, Any]:
-    return {
+    own = {"module_digest": config.model.digest} if isinstance(config.model, OwnModel) else {}
+    return own | {
         "model": config.model.model_dump(mode="json"),
         "data": loader.fingerprint,
         "config": config.model_dump(mode="json"),

@@ -7,7 +7,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.accelerators import accelerator_of
-from geojax.models import ModelConfig, parameter_count
+from geojax.models import AnyModel, parameter_count
 from geojax.quantities import quantity
 from geojax.runtime.device_memory import usable_memory
 from geojax.sharding import LeafLayout, bytes_per_device
@@ -15,7 +15,7 @@ from geojax.step.plan import StepPlan
 from geojax.step.state import TrainState
 
 
-def ungathered_reason(model: ModelConfig, layouts: TrainState, plan: StepPlan) -> str | None:
+def ungathered_reason(model: AnyModel, layouts: TrainState, plan: StepPlan) -> str | None:
     """Say why the whole model does not fit on one device, beside the state; None: it does.
 
     Nothing is known of the memory of simulated devices. All processes come to the same answer,

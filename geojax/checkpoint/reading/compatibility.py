@@ -8,7 +8,7 @@ from typing import Any
 import pydantic
 
 from geojax.errors import UserError
-from geojax.models import ModelConfig
+from geojax.models.own.settings import settings_class
 from geojax.named_arrays import describe_arrays
 
 
@@ -72,7 +72,7 @@ def refuse_other_arrays(path: Path, saved: Mapping[str, str], wanted: Mapping[st
 def _with_defaults(saved: dict[str, Any]) -> dict[str, Any]:
     """Add the keys that models have now to a config that was saved without them."""
     try:
-        return ModelConfig(**saved).model_dump(mode="json")
+        return settings_class(saved)(**saved).model_dump(mode="json")
     except pydantic.ValidationError:
         return saved
 

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.checkpoint.saved_array import Indices
-from geojax.models import ModelConfig, parameter_shapes
+from geojax.models import AnyModel, parameter_shapes
 from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 from geojax.models.huggingface.tensor_map import Slices
 from geojax.models.lora import LORA_A, LORA_B, LoraSettings, merged_kernel
@@ -63,7 +63,7 @@ class MergedModel:
     """The save, which has the adapters."""
     base: HuggingFaceWeights
     """The frozen weights."""
-    model: ModelConfig
+    model: AnyModel
     """The model with its adapters."""
 
     @functools.cached_property

@@ -215,7 +215,7 @@ class ChunkPasses:
 
     def _run(self, inputs: StepInputs) -> ForwardBackward:
         model, plan, key = self.part.model, self.plan, None
-        if model.dropout:
+        if model.is_random:
             key = jax.random.fold_in(jax.random.key(inputs.seed), inputs.step)
         factor = gradient_factor(inputs.loss_scale, inputs.batch, plan)
         return ForwardBackward(model, plan, key, factor)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from geojax.islands.programs.values import ChunkSums
-from geojax.models import ModelConfig
+from geojax.models import AnyModel, parameter_shapes
 from geojax.sharding import LeafLayout
 
 
@@ -20,7 +20,7 @@ from geojax.sharding import LeafLayout
 class SitePart:
     """Some chunks of a model, in the model's order."""
 
-    model: ModelConfig
+    model: AnyModel
     chunks: Mapping[int, range]
     """The layers of each chunk of the site, by the chunk's number."""
 
@@ -50,16 +50,20 @@ class SitePart:
     @property
     def copies_table(self) -> bool:
         """True if the site has a tied table for its head alone; another one embeds with it."""
-        return self.model.tie_word_embeddings and self.has_head and not self.has_embedding
+        return self.model.head_reads_tokens and self.has_head and not self.has_embedding
+
+    @property
+    def _behind_layers(self) -> list[str]:
+        """Name the parameters behind the last layer."""
+        names = parameter_shapes(self.model)
+        return [name for name in names if name not in ("embedding", "layers")]
 
     def non_layer_names(self, chunk: int) -> tuple[str, ...]:
         """Name the parameters in no layer whose gradients are in the bucket of a chunk."""
         names = ["embedding"] if self.is_first(chunk) else []
         if self.is_last(chunk):
-            names.append("final_norm")
-            if not self.model.tie_word_embeddings:
-                names.append("head")
-            elif self.copies_table:
+            names += self._behind_layers
+            if self.copies_table:
                 names.append("embedding")
         return tuple(names)
 
@@ -90,7 +94,7 @@ class SitePart:
         Returns:
             The gradient; {} where the table is not tied or the site has one end of the model.
         """
-        both = self.model.tie_word_embeddings and self.has_embedding and self.has_head
+        both = self.model.head_reads_tokens and self.has_embedding and self.has_head
         return sums.last["embedding"] if both else {}
 
     def held(self, parameters: Any) -> Any:
@@ -124,7 +128,7 @@ class SitePart:
         if self.copies_table:
             made["embedding"] = {"tokens": tree["embedding"]["tokens"]}
         if self.has_head:
-            made |= {name: tree[name] for name in ("final_norm", "head") if name in tree}
+            made |= {name: tree[name] for name in self._behind_layers}
         return made
 
     def layers_of(self, stacked: Any, layers: range, chunk: int) -> Any:
@@ -175,7 +179,7 @@ def bucket_count(layers: int, bucket_layers: int | Literal["auto"]) -> int:
     return math.ceil(layers / bucket_layers)
 
 
-def even_chunks(model: ModelConfig, chunks: int) -> dict[int, range]:
+def even_chunks(model: AnyModel, chunks: int) -> dict[int, range]:
     """Divide the layers of a model into chunks as evenly as they go, the longer ones last."""
     ends = [model.num_stacked_layers * chunk // chunks for chunk in range(chunks + 1)]
     return {chunk: range(ends[chunk], ends[chunk + 1]) for chunk in range(chunks)}

@@ -130,7 +130,7 @@ class SitePrograms:
     def chunk_weights(self, weights: SiteWeights, chunk: int) -> ChunkParameters:
         """Return the weights that a chunk reads."""
         non_layer = weights.non_layer_params
-        tied = self.part.model.tie_word_embeddings
+        tied = self.part.model.head_reads_tokens
         read_by_head = [name for name in non_layer if name != "embedding" or tied]
         return ChunkParameters(
             non_layer["embedding"] if self.part.is_first(chunk) else {},

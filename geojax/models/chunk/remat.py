@@ -55,11 +55,18 @@ def computed_again(function: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
-def rematerialize(function: Callable[..., Any], remat: Remat) -> Callable[..., Any]:
+def rematerialize(
+    function: Callable[..., Any], remat: Remat, *, keep_all_names: bool = False
+) -> Callable[..., Any]:
     """Make a derivative of `function` that keeps the residuals of policy `remat`.
 
     Its forward and its backward must not stand side by side in one computation (they do not where
     either is the body of a loop), or the compiler would merge the one's results into the other.
+
+    Args:
+        function: a layer.
+        remat: the policy.
+        keep_all_names: "selective" keeps all that the function names by `checkpoint_name`.
 
     Raises:
         UserError: `remat` is unknown.
@@ -73,5 +80,7 @@ def rematerialize(function: Callable[..., Any], remat: Remat) -> Callable[..., A
         policies = jax.checkpoint_policies
         products = policies.dots_with_no_batch_dims_saveable
         named = policies.save_only_these_names(TP_REDUCED, *SAVEABLE_MOE, *SAVEABLE_MATMULS)
+        if keep_all_names:
+            named = policies.save_any_names_but_these()
         return checkpoint(function, policy=policies.save_from_both_policies(products, named))
     raise UserError(f"remat '{remat}' is unknown; it can be none, selective or full")

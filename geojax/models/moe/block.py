@@ -68,7 +68,7 @@ class MoE(nnx.Module):
         if config.use_router_bias:
             bias = self.router.score_bias.get_value()
             routing = routing._replace(gates=with_excess(routing.gates, bias, experts))
-        experts = drop(experts, context.positions, config, parallelism)
+        experts = drop(experts, context.sequence_positions, config, parallelism)
         routing = routing._replace(experts=checkpoint_name(experts, SLOTS))
         return self._apply(x, routing, context), aux_loss
 

@@ -5,11 +5,13 @@ import math
 from geojax.errors import UserError
 from geojax.models.attention.context.methods import context_unsupported_reason
 from geojax.models.config import ModelConfig
+from geojax.models.own.parts import own_parts
+from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.sequence_order import position_multiple
 
 
-def check_parallelism(config: ModelConfig, parallelism: Parallelism, sequence: int) -> None:
+def check_parallelism(config: AnyModel, parallelism: Parallelism, sequence: int) -> None:
     """Refuse sizes that do not divide and cannot be padded; touches no device.
 
     The vocabulary sets no limit: it is padded to a multiple of `tensor`.
@@ -23,6 +25,9 @@ def check_parallelism(config: ModelConfig, parallelism: Parallelism, sequence: i
         UserError: heads, key and value heads, feed-forward width, experts or the sequence cannot be
             sharded; the message names sizes that work.
     """
+    if isinstance(config, OwnModel):
+        own_parts(config).check(parallelism)
+        return
     reason = (
         _tensor_unsupported_reason(config, parallelism.tensor)
         or context_unsupported_reason(

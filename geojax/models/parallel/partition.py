@@ -12,8 +12,8 @@ from typing import Any
 
 import jax
 
-from geojax.models.config import ModelConfig
 from geojax.models.declaration import Declaration
+from geojax.models.own.settings import AnyModel
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parameters import declarations
 
@@ -38,7 +38,7 @@ class Partition:
 UNPARTITIONED = Partition()
 
 
-def partitions(config: ModelConfig, parallelism: Parallelism) -> Any:
+def partitions(config: AnyModel, parallelism: Parallelism) -> Any:
     """Return the `Partition` of each leaf of `parameter_shapes(config)`."""
     ranks = {"tensor": parallelism.tensor, "expert": parallelism.expert}
 

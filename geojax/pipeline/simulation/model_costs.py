@@ -10,11 +10,12 @@ from typing import NamedTuple
 
 import jax
 
+from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.chunk.remat import Remat
-from geojax.models.config import ModelConfig
 from geojax.models.declaration import Parameters
 from geojax.models.flops import attended_positions, model_flops
 from geojax.models.lora import is_adapter
+from geojax.models.own.work import head_work, layer_work
 from geojax.models.parameters import parameter_shapes
 from geojax.pipeline.balance import balanced_layers
 
@@ -29,12 +30,15 @@ class Operations(NamedTuple):
     """The gradient of the weights."""
 
 
-def head_operations(model: ModelConfig, sequence: int) -> Operations:
+def head_operations(model: AnyModel, sequence: int) -> Operations:
     """Return the operations of the head, which is not rematerialized.
 
     Each module for later tokens runs it once more, behind a layer whose backward computes all of it
     again.
     """
+    if isinstance(model, OwnModel):
+        own = head_work(model, 1, sequence).flops / sequence
+        return Operations(own, 2 * own, own)  # its backward computes the logits again
     modules = model.num_nextn_predict_layers
     kernel = 2.0 * model.hidden_size * model.vocab_size * (1 + modules)
     head = Operations(kernel, kernel, kernel if model.lora is None else 0.0)
@@ -49,11 +53,14 @@ def head_operations(model: ModelConfig, sequence: int) -> Operations:
     )
 
 
-def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -> Operations:
+def layer_operations(model: AnyModel, sequence: int, remat: Remat = "none") -> Operations:
     """Return the operations of one stacked layer, in sequences of `sequence` tokens; the mean.
 
     `remat` adds attention's forward ("selective") or all of it ("full") to the backward.
     """
+    if isinstance(model, OwnModel):
+        layer = layer_work(model, 1, sequence).flops / sequence
+        return _block(model, layer, 0.0, 0.0, remat)
     model = model.without_later_tokens
     attention = _attention_operations(model, sequence)
     base = model.base
@@ -64,15 +71,17 @@ def layer_operations(model: ModelConfig, sequence: int, remat: Remat = "none") -
     return _block(model, kernels, adapters, attention, remat)
 
 
-def first_operations(model: ModelConfig, sequence: int) -> Operations:
+def first_operations(model: AnyModel, sequence: int) -> Operations:
     """Return the operations of the first dense layers, whose backward computes them again."""
+    if isinstance(model, OwnModel):
+        return Operations(0.0, 0.0, 0.0)
     attention = model.first_k_dense_replace * _attention_operations(model, sequence)
     adapters = _adapters(parameter_shapes(model)["embedding"])
     return _block(model, _first_kernels(model), adapters, attention, "full")
 
 
 def _block(
-    model: ModelConfig, kernels: float, adapters: float, attention: float, remat: Remat
+    model: AnyModel, kernels: float, adapters: float, attention: float, remat: Remat
 ) -> Operations:
     """Return the operations of layers by those of the forward of their parts."""
     forward = kernels + adapters + attention
@@ -101,7 +110,7 @@ def _first_kernels(model: ModelConfig) -> float:
 
 
 def layers_by_operations(
-    model: ModelConfig, sequence: int, chunks: int, remat: Remat = "none"
+    model: AnyModel, sequence: int, chunks: int, remat: Remat = "none"
 ) -> tuple[int, ...]:
     """Deal out layers so that all stages are equally fast, the head counted.
 

@@ -21,8 +21,8 @@ import pydantic
 import yaml
 
 from geojax.errors import UserError
+from geojax.models import AnyModel
 from geojax.models.chunk.remat import Remat
-from geojax.models.config import ModelConfig
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.quantities import Count, Length, Seconds
 from geojax.settings import Settings, load_yaml, validate
@@ -76,7 +76,7 @@ class SiteTimes(Settings):
 class StageTimes(Settings):
     """Measured times, and the model and microbatches that they are of."""
 
-    model: ModelConfig
+    model: AnyModel
     """The model; of how many layers does not matter."""
     sequences: Count
     """Sequences of a microbatch on one data-parallel rank."""

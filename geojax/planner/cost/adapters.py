@@ -1,10 +1,10 @@
 """Models with adapters, whose step no formula of the plan describes."""
 
 from geojax.errors import UserError
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 
 
-def refuse_adapters(model: ModelConfig) -> None:
+def refuse_adapters(model: AnyModel) -> None:
     """Refuse a model with adapters: formulas take all weights for trained ones.
 
     Raises:

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
 
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.pipeline.balance import balanced_layers
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs, Hop
@@ -47,7 +47,7 @@ class SitePieces:
 
 
 def site_pieces(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     topology: Topology,
     calibration: Calibration,
@@ -151,7 +151,7 @@ class ChunkWork:
 
 
 def chunk_work(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     topology: Topology,
     sites: Sequence[SitePieces],
@@ -179,7 +179,7 @@ def chunk_work(
 
 
 def placed_work(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     topology: Topology,
     sites: Sequence[SitePieces],

@@ -6,7 +6,7 @@ Their bytes are those of `geojax.planner.traffic`, which a test holds to traced 
 import functools
 from collections.abc import Iterator
 
-from geojax.models import ModelConfig
+from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.chunk.remat import Remat
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.planner.cost.layer import LayerTimes, Piece
@@ -77,7 +77,7 @@ def _tensor(times: LayerTimes, networks: SiteNetworks, *, layers: int) -> Piece:
 
 @functools.lru_cache(maxsize=1024)
 def _tensor_bytes(
-    model: ModelConfig,
+    model: AnyModel,
     parallelism: Parallelism,
     size: tuple[int, int],
     dtype: str,
@@ -85,6 +85,8 @@ def _tensor_bytes(
     layers: int,
 ) -> float:
     """Predict the bytes of one layer, or of what is in no layer."""
+    if isinstance(model, OwnModel):
+        return 0.0
 
     def of(count: int) -> float:
         return float(
@@ -104,6 +106,7 @@ def _tensor_bytes(
 def _context(times: LayerTimes, networks: SiteNetworks, attention: Piece) -> Piece:
     """Time attention's messages: blocks of a ring travel while the block before is attended to."""
     layout, model = times.layout, times.model
+    assert isinstance(model, ModelConfig), "modules of your own send for themselves"
     network = networks.group(("context",))
     sent = predicted_context_bytes(
         layout.model_parallelism,
@@ -139,10 +142,11 @@ def _context(times: LayerTimes, networks: SiteNetworks, attention: Piece) -> Pie
 
 def _experts(times: LayerTimes, networks: SiteNetworks) -> Piece:
     """Time dispatch and combine of the tokens, none of it beside other work."""
-    layout = times.layout
+    layout, model = times.layout, times.model
+    assert isinstance(model, ModelConfig), "modules of your own send for themselves"
     network = networks.group(("expert",))
     predicted = predicted_expert_bytes(
-        times.model,
+        model,
         layout.model_parallelism,
         sequences=layout.microbatch_size,
         positions=int(times.layout.batch.sequence_length / layout.mesh.context),

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 
 import jax
 
-from geojax.models import ModelConfig
+from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.lora import is_adapter
+from geojax.models.own.work import TracedWork, layer_work
 from geojax.models.parameters import parameter_shapes
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.execution import (
@@ -76,7 +77,7 @@ class Product:
 class LayerTimes:
     """The work of a device on one microbatch of a layout, in one site."""
 
-    model: ModelConfig
+    model: AnyModel
     layout: LayoutCandidate
     site: Site
     calibration: Calibration
@@ -157,6 +158,11 @@ class LayerTimes:
     def products(self) -> list[Product]:
         """List the products of one layer's forward on one device."""
         model, layout = self.model, self.layout
+        if isinstance(model, OwnModel):
+            return [
+                Product("own", each.rows, each.columns, each.inner, each.times)
+                for each in self._traced(model).products
+            ]
         tokens, d, t = self.tokens, model.hidden_size, layout.mesh.tensor
         heads = model.num_attention_heads / t
         queries, values = heads * model.head_dim, heads * model.v_head_dim
@@ -204,7 +210,13 @@ class LayerTimes:
         columns = self.model.vocab_size / self.layout.mesh.tensor
         return 3 * 2 * self.tokens * columns * self.model.hidden_size
 
+    def _traced(self, model: OwnModel) -> TracedWork:
+        """Trace a layer of a model of your own."""
+        length = self.layout.batch.sequence_length // self.layout.mesh.context
+        return layer_work(model, self.layout.microbatch_size, length)
+
     def _feed_forward(self, rows: float, width: float) -> list[Product]:
+        assert isinstance(self.model, ModelConfig)
         d, halves = self.model.hidden_size, 2 if self.model.gated else 1
         if self.execution.fused_projections:
             up = Product("up", rows, halves * width, d)
@@ -269,6 +281,8 @@ class LayerTimes:
         20 backwards in 16 bits (Korthikanti et al. 2022, section 4, counts the same tensors).
         """
         model, layout, name = self.model, self.layout, self.site.accelerator.name
+        if isinstance(model, OwnModel):
+            return Piece("attention", "it is among the matrix products of your own modules")
         heads = model.num_attention_heads / layout.mesh.tensor
         scores = (
             layout.microbatch_size
@@ -304,6 +318,7 @@ class LayerTimes:
         Of S positions, a window of w leaves S w - w^2 / 2 of S^2 / 2.
         """
         model, sequence = self.model, self.layout.batch.sequence_length
+        assert isinstance(model, ModelConfig)
         if model.sliding_window is None or model.sliding_window >= sequence:
             return 1.0
         period = model.has_window
@@ -320,6 +335,9 @@ class LayerTimes:
         many numbers as the forward reads.
         """
         model, t = self.model, self.layout.mesh.tensor
+        if isinstance(model, OwnModel):
+            traced = self._traced(model).numbers
+            return self._moved(traced, 2 * traced)
         heads = model.num_attention_heads + 2 * max(model.num_key_value_heads, t)
         rotated = 2 * heads * model.head_dim / t if model.position_embedding_type == "rope" else 0
         if model.has_latent_attention:  # queries and keys are put together, latents are normed
@@ -335,6 +353,10 @@ class LayerTimes:
         if model.is_moe:  # permuted, and back with their gates
             numbers += 4 * self.tokens * model.num_experts_per_tok * d
             back += 4 * self.tokens * model.num_experts_per_tok * d
+        return self._moved(numbers, back)
+
+    def _moved(self, numbers: float, back: float) -> Piece:
+        """Time numbers that move through memory, forwards and backwards."""
         forward = numbers * self.itemsize / self.bytes_per_second
         backward = back * self.itemsize / self.bytes_per_second
         if self.again("elementwise"):

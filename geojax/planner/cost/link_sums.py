@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from geojax.errors import UserError
 from geojax.islands.programs.site_part import bucket_count
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.planner.buckets import CHOSEN, ComputeTimes, LinkShare, choose_buckets, link_share
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.prediction import Term
@@ -49,7 +49,7 @@ class LinkSums(NamedTuple):
 
 
 def link_sums(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     topology: Topology,
     layouts: Any,
@@ -111,7 +111,7 @@ def _slowest(layout: LayoutCandidate, topology: Topology) -> LinkShare:
 
 
 def _islands_exposed(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     messages: GradientMessages,
     link: LinkShare,

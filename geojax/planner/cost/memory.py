@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from geojax.collectives import wire_format
-from geojax.models import ModelConfig
+from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.attention.workspace import workspace_bytes
 from geojax.models.head import chunk_plan
 from geojax.models.parameters import declarations, parameter_count, parameter_shapes
@@ -53,7 +53,7 @@ CUT_TICKS = 2
 
 
 def layout_memory(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     *,
     device_bytes: float = math.inf,
@@ -99,7 +99,7 @@ def layout_memory(
 
 
 def _state_bytes(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     gradients: GradientBytes,
     optimizer: OptimizerSettings,
@@ -138,7 +138,7 @@ def _gradients(layout: LayoutCandidate, held: "HeldParameters") -> GradientBytes
     )
 
 
-def _pieces(model: ModelConfig, layout: LayoutCandidate, held: "HeldParameters") -> StepPieces:
+def _pieces(model: AnyModel, layout: LayoutCandidate, held: "HeldParameters") -> StepPieces:
     """Return what a layer, the head and the embedding need, in closed form."""
     compute = itemsize(layout)
     head = compute * (held.head + held.tied_table)
@@ -203,7 +203,7 @@ def _messages_bytes(layout: LayoutCandidate, itemsize: int) -> float:
 
 
 def held_at_once(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     usable_bytes: float,
     *,
@@ -228,7 +228,7 @@ def held_at_once(
 
 
 def bucket_layers(
-    model: ModelConfig, layout: LayoutCandidate, layer_parameters: float, device_bytes: float
+    model: AnyModel, layout: LayoutCandidate, layer_parameters: float, device_bytes: float
 ) -> int:
     """Return the layers of a bucket: those given, or as many as a tenth of the memory holds twice.
 
@@ -309,20 +309,17 @@ class HeldParameters:
         return self.layers * self.layer + self.tables + self.head
 
 
-def held_parameters(model: ModelConfig, layout: LayoutCandidate) -> HeldParameters:
+def held_parameters(model: AnyModel, layout: LayoutCandidate) -> HeldParameters:
     """Count the parameters that a rank computes with."""
+    if isinstance(model, OwnModel):
+        return _held_of_own(model, layout)
     sizes = _sizes(model)
     tensor = layout.mesh.tensor
     shared_kv = max(1, min(tensor, model.num_key_value_heads))
     experts = sizes.experts / (layout.mesh.expert * tensor)
     layer = sizes.replicated + sizes.sharded / tensor + sizes.key_value / shared_kv + experts
     table = math.ceil(model.vocab_size / tensor) * model.hidden_size
-    layers = model.num_stacked_layers
-    if layout.pipeline_stages > 1:
-        chunks = layout.pipeline_stages * layout.pipeline.virtual_stages
-        length = layout.batch.sequence_length
-        given = layout.pipeline.layers or _balanced(model, length, chunks, layout.remat)
-        layers = layout.pipeline.virtual_stages * max(given)
+    layers = _layers_of_stage(model, layout)
     modules = model.num_nextn_predict_layers
     later = modules * (layer + 2 * model.hidden_size**2)
     return HeldParameters(
@@ -333,6 +330,28 @@ def held_parameters(model: ModelConfig, layout: LayoutCandidate) -> HeldParamete
         (0 if model.tie_word_embeddings else table) + later,
         table if model.tie_word_embeddings else 0,
     )
+
+
+def _layers_of_stage(model: AnyModel, layout: LayoutCandidate) -> int:
+    """Count the layers of the fullest stage, padding ones included."""
+    if layout.pipeline_stages == 1:
+        return model.num_stacked_layers
+    chunks = layout.pipeline_stages * layout.pipeline.virtual_stages
+    length = layout.batch.sequence_length
+    given = layout.pipeline.layers or _balanced(model, length, chunks, layout.remat)
+    return layout.pipeline.virtual_stages * max(given)
+
+
+def _held_of_own(model: OwnModel, layout: LayoutCandidate) -> HeldParameters:
+    tree = declarations(model)
+    count = {
+        name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(part))
+        for name, part in tree.items()
+    }
+    layer = count["layers"] / model.num_stacked_layers
+    tied = count["embedding"] if model.head_reads_tokens else 0
+    layers = _layers_of_stage(model, layout)
+    return HeldParameters(layers, layer, 0.0, count["embedding"], count["head"], tied)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -373,7 +392,7 @@ _balanced = functools.lru_cache(maxsize=1024)(layers_by_operations)
 
 
 @functools.lru_cache(maxsize=64)
-def optimizer_bytes(model: ModelConfig, optimizer: OptimizerSettings, dtype: Any) -> float:
+def optimizer_bytes(model: AnyModel, optimizer: OptimizerSettings, dtype: Any) -> float:
     """Return the bytes of the optimizer's state for each parameter, in the mean over the model."""
     parameters = parameter_shapes(model, dtype)
     state = jax.eval_shape(make_optimizer(optimizer, 1).init, parameters)
@@ -390,7 +409,7 @@ def _has_error_feedback(layout: LayoutCandidate) -> bool:
     return layout.communication.gradient_compression == "int8" and layout.mesh.dc > 1
 
 
-def _head_bytes(model: ModelConfig, layout: LayoutCandidate, gradient_bytes: float) -> float:
+def _head_bytes(model: AnyModel, layout: LayoutCandidate, gradient_bytes: float) -> float:
     """Return the most bytes of the head at once: the kernel's gradient and a chunk's logits.
 
     The gradient is made in float32, added up over chunks, and returned in the compute dtype.
@@ -404,8 +423,10 @@ def _head_bytes(model: ModelConfig, layout: LayoutCandidate, gradient_bytes: flo
     return max(3 * gradient_bytes, beside) + 2 * stream
 
 
-def _attention_bytes(model: ModelConfig, layout: LayoutCandidate) -> int:
+def _attention_bytes(model: AnyModel, layout: LayoutCandidate) -> int:
     """Return the workspace of attention's kernel, as on GPUs."""
+    if isinstance(model, OwnModel):
+        return 0
     tensor = layout.mesh.tensor
     shape = layout.microbatch_size, layout.batch.sequence_length // layout.mesh.context
     return workspace_bytes(
@@ -417,9 +438,11 @@ def _attention_bytes(model: ModelConfig, layout: LayoutCandidate) -> int:
     )
 
 
-def _backward_bytes(model: ModelConfig, layout: LayoutCandidate) -> float:
+def _backward_bytes(model: AnyModel, layout: LayoutCandidate) -> float:
     """Return the temporary bytes of one layer's backward pass."""
     tokens = tokens_of_microbatch(layout)
+    if isinstance(model, OwnModel):
+        return kept_bytes(model, layout.changed(remat="none"))
     if model.is_moe:
         dispatched = model.num_experts_per_tok * tokens * model.hidden_size * itemsize(layout)
         return DISPATCH_BUFFERS * dispatched

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from geojax.models import ModelConfig, model_flops
+from geojax.models import AnyModel, model_flops
 from geojax.optim import OptimizerSettings
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import ComputeTimes, link_share
@@ -41,7 +41,7 @@ NOT_MODELLED_ON_SHARED_CORES = (
 
 
 def predict(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     topology: Topology,
     *,
@@ -127,7 +127,7 @@ def _exposed(terms: Iterable[Term]) -> float:
 
 
 def compute_times(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     topology: Topology,
     *,
@@ -145,7 +145,7 @@ def compute_times(
 
 
 def _unlike_iterations(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     topology: Topology,
     sites: Sequence[SitePieces],
@@ -174,7 +174,7 @@ def _unlike_iterations(
 
 
 def _iteration(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     topology: Topology,
     sites: Sequence[SitePieces],
@@ -284,7 +284,7 @@ def _pipeline_terms(
 
 
 def utilization_of(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     topology: Topology,
     step: float,
@@ -302,7 +302,7 @@ def utilization_of(
 
 
 def _memory_bytes(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     topology: Topology,
     optimizer: OptimizerSettings,
@@ -320,7 +320,7 @@ def _memory_bytes(
 
 
 def _held(
-    model: ModelConfig,
+    model: AnyModel,
     layout: LayoutCandidate,
     topology: Topology,
     optimizer: OptimizerSettings,
@@ -337,9 +337,7 @@ def _held(
     return min(held)
 
 
-def _relative_error(
-    model: ModelConfig, layout: LayoutCandidate, topology: Topology
-) -> float | None:
+def _relative_error(model: AnyModel, layout: LayoutCandidate, topology: Topology) -> float | None:
     """Return the validated error of the precision on all accelerators; None: of one not known.
 
     No published step has experts.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 
 from geojax.collectives import wire_format
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.optim import OptimizerSettings
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost.chunks import ChunkWork
@@ -79,7 +79,7 @@ class StepReduction:
 class StepWork:
     """A step whose microbatches are timed."""
 
-    model: ModelConfig
+    model: AnyModel
     layout: LayoutCandidate
     topology: Topology
     work: ChunkWork

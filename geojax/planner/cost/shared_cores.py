@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 from geojax.collectives import FLOAT32, wire_format
 from geojax.islands.programs.site_part import bucket_count
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.simulation.costs import Costs
 from geojax.planner.cost.layout import LayoutCandidate
@@ -108,7 +108,7 @@ class CoreCosts:
             "short sums", _SOURCE, took, took, bytes=0.0, messages=count, network="between_sites"
         )
 
-    def starts_of_programs(self, model: ModelConfig) -> Term:
+    def starts_of_programs(self, model: AnyModel) -> Term:
         """Return the time in which a host starts the programs of a step."""
         of_program = self.cores.program_seconds
         if of_program is None:
@@ -116,7 +116,7 @@ class CoreCosts:
         took = self._programs(model) * of_program
         return Term("starts of programs", _HOST_SOURCE, took, took)
 
-    def _programs(self, model: ModelConfig) -> int:
+    def _programs(self, model: AnyModel) -> int:
         """Count the programs that the host of a stage starts in a step."""
         layout = self.layout
         if layout.dc.join == "one_program":

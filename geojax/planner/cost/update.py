@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from geojax.accelerators import Accelerator
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.optim import OptimizerSettings
 from geojax.optim.algorithms.matrix_shares import matrix_groups
 from geojax.optim.algorithms.muon import ITERATIONS
@@ -33,7 +33,7 @@ their ranks and back (Muon)."""
 
 
 def update_terms(
-    model: ModelConfig,
+    model: AnyModel,
     optimizer: OptimizerSettings,
     layouts: Any,
     plan: StepPlan,
@@ -64,7 +64,7 @@ def update_terms(
 
 
 def _passes(
-    model: ModelConfig,
+    model: AnyModel,
     optimizer: OptimizerSettings,
     layouts: Any,
     plan: StepPlan,
@@ -97,7 +97,7 @@ def _numbers(layouts: Any) -> int:
     return sum(math.prod(leaf.shard_shape) for leaf in jax.tree.leaves(layouts))
 
 
-def _bytes_of_number(model: ModelConfig, optimizer: OptimizerSettings, plan: StepPlan) -> float:
+def _bytes_of_number(model: AnyModel, optimizer: OptimizerSettings, plan: StepPlan) -> float:
     """Return what an update moves for a parameter: of Adam in bf16 34 bytes."""
     dtypes = plan.policy
     gradient, master = dtypes.reduce_dtype.itemsize, dtypes.master_dtype.itemsize

@@ -8,7 +8,7 @@ from typing import get_args
 from geojax.accelerators import Accelerator
 from geojax.errors import UserError
 from geojax.mesh import Join
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.models.chunk.remat import Remat
 from geojax.optim import OptimizerSettings
 from geojax.planner.cost.adapters import refuse_adapters
@@ -25,7 +25,7 @@ REMATS: tuple[Remat, ...] = get_args(Remat)
 class PlanRequest(OpenChoices):
     """A model to be trained on all accelerators of a topology, and the choices that are open."""
 
-    model: ModelConfig
+    model: AnyModel
     topology: Topology
     """Sites, and the links between them."""
     global_batch_size: int

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator
 
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.search.fit import shardings
 from geojax.planner.search.request import REMATS
 from geojax.planner.search.space import divisors, orders
 
 
-def on_same_mesh(model: ModelConfig, layout: LayoutCandidate) -> Iterator[LayoutCandidate]:
+def on_same_mesh(model: AnyModel, layout: LayoutCandidate) -> Iterator[LayoutCandidate]:
     """Yield the layouts of the same mesh and batch that may hold less.
 
     They have as many microbatches or more, as much remat and as high a ZeRO stage or more, and any
@@ -30,7 +30,7 @@ def on_same_mesh(model: ModelConfig, layout: LayoutCandidate) -> Iterator[Layout
                 yield sharded.changed(remat=remat)
 
 
-def _shapes(model: ModelConfig, layout: LayoutCandidate) -> Iterator[LayoutCandidate]:
+def _shapes(model: AnyModel, layout: LayoutCandidate) -> Iterator[LayoutCandidate]:
     """Yield the layout with its microbatches, schedule and sharding of the sequence varied."""
     whole = layout.batch.microbatches * layout.microbatch_size
     shards = (layout.parallelism.sequence, True) if layout.mesh.tensor > 1 else (False,)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from geojax.collectives import WireName
 from geojax.errors import UserError
 from geojax.mesh import DcRole, Join
+from geojax.models import ModelConfig
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism
 from geojax.pipeline.registry import schedule_entry
@@ -175,7 +176,9 @@ def _context_sizes(request: PlanRequest) -> list[int]:
 
 def _context_method(request: PlanRequest) -> ContextMethod:
     """Return the method for long sequences: a ring, unless windows leave most of it unseen."""
-    return "ring" if request.model.sliding_window is None else "all_gather"
+    model = request.model
+    has_window = isinstance(model, ModelConfig) and model.sliding_window is not None
+    return "all_gather" if has_window else "ring"
 
 
 def _shards_sequence(request: PlanRequest, tensor: int, context: int, expert: int) -> bool | None:

@@ -15,7 +15,7 @@ import jax
 from geojax.collectives.buckets import BlockLayout, plan_columns
 from geojax.hlo.conventions import reduce_scatter_bytes
 from geojax.mesh import AXES
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.optim.leaf_groups import shard_axes, shard_dim
 from geojax.planner.traffic.by_axes import Axes, BytesByAxes, add, long_axes, no_bytes, ranks_of
 from geojax.planner.traffic.collectives import PhaseBytes, predicted_all_reduce
@@ -26,7 +26,7 @@ from geojax.step.grad_reduce import message_plan, summed_over_stages
 from geojax.step.plan import StepPlan
 
 
-def predicted_gradient_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> BytesByAxes:
+def predicted_gradient_bytes(model: AnyModel, layouts: Any, plan: StepPlan) -> BytesByAxes:
     """Predict the bytes that a device sends to reduce its gradients once a step."""
     scatters = Fraction(1)
     rest = 1
@@ -93,7 +93,7 @@ class GradientMessages:
         return max(self.each, default=0.0)
 
 
-def gradient_messages(model: ModelConfig, layouts: Any, plan: StepPlan) -> GradientMessages:
+def gradient_messages(model: AnyModel, layouts: Any, plan: StepPlan) -> GradientMessages:
     """Predict the messages over `dc` that reduce a device's gradients, once a step.
 
     Args:

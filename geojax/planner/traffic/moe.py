@@ -21,8 +21,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from geojax.hlo.conventions import all_to_all_bytes
+from geojax.models import ModelConfig
 from geojax.models.chunk.remat import Remat
-from geojax.models.config import ModelConfig
 from geojax.models.moe.dispatch import most_to_a_rank, windows
 from geojax.models.moe.sharded_sequence import full_sequence_length
 from geojax.models.parallel.parallelism import Parallelism

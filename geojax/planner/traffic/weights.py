@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from geojax.hlo.conventions import all_gather_bytes
-from geojax.models import ModelConfig
+from geojax.models import AnyModel
 from geojax.optim.leaf_groups import shard_axes
 from geojax.planner.traffic.by_axes import BytesByAxes, add, long_axes, no_bytes, ranks_of
 from geojax.precision import Recipe
@@ -23,7 +23,7 @@ from geojax.step.gather import scales_are_sent, site_shape
 from geojax.step.plan import StepPlan
 
 
-def predicted_weight_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> BytesByAxes:
+def predicted_weight_bytes(model: AnyModel, layouts: Any, plan: StepPlan) -> BytesByAxes:
     """Predict the bytes that one device sends in one step to gather weights.
 
     Args:
@@ -47,7 +47,7 @@ def predicted_weight_bytes(model: ModelConfig, layouts: Any, plan: StepPlan) -> 
 
 
 def following_spans(
-    model: ModelConfig, layouts: Any, plan: StepPlan
+    model: AnyModel, layouts: Any, plan: StepPlan
 ) -> Iterator[tuple[int, bool, Any]]:
     """Yield the number of layers of each span, if it follows the FP8 recipe, and its layouts."""
     for count, matmul in plan.matmul.spans(model.num_stacked_layers):

@@ -140,7 +140,7 @@ class IslandRun:
         if is_stage:
             of_sites = [parts[first : first + count] for first in range(0, len(parts), count)]
             saved = [saved_layouts(each, optimizer, plan) for each in of_sites]
-            if model.tie_word_embeddings:
+            if model.head_reads_tokens:
                 table_sites = [site for site, each in enumerate(saved) if _TABLE in each.parameters]
         else:
             saved = [saved_whole_layouts(programs.layouts, plan, site) for site in range(sites)]

@@ -1,0 +1,158 @@
+"""The settings of a model of your own: the function that builds it, and what it is called with."""
+
+import functools
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeAlias
+
+import pydantic
+
+from geojax.models.config import ModelConfig
+from geojax.models.own.parts import BUILT_WITH, own_parts
+from geojax.quantities import Length
+from geojax.settings import Settings
+from geojax.suggestions import did_you_mean
+
+
+def _longest_of_function(given: Mapping[str, Any]) -> int:
+    taken = inspect.signature(_function(given["module"])).parameters.get("max_position_embeddings")
+    return 2**20 if taken is None or taken.default is taken.empty else taken.default
+
+
+class OwnModel(Settings):
+    """A model that a function of yours returns; all other keys are arguments of that function."""
+
+    model_config = pydantic.ConfigDict(extra="allow")
+
+    module: str = pydantic.Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=400)
+    """Function that returns a `geojax.models.Decoder`, as `mylab.models:build`. Its module is
+    imported, from the working directory or from where Python finds it; nothing else in a config
+    runs code."""
+    vocab_size: int = pydantic.Field(gt=0, le=2**24)
+    """Number of tokens, which the function is called with. A run's config may leave it out; see
+    `ModelConfig`."""
+    max_position_embeddings: Length = pydantic.Field(default_factory=_longest_of_function)
+    """Longest sequence, which the function is called with if it takes it. Default: the function's.
+    """
+
+    # A `ModelConfig` has more parts, of which these say that there are none.
+    lora: ClassVar[None] = None
+    is_moe: ClassVar[bool] = False
+    num_experts: ClassVar[int] = 0
+    use_router_bias: ClassVar[bool] = False
+    num_nextn_predict_layers: ClassVar[int] = 0
+    first_k_dense_replace: ClassVar[int] = 0
+    is_random: ClassVar[bool] = True
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments that the function is called with, by name, but for `BUILT_WITH`."""
+        arguments = {"vocab_size": self.vocab_size, **(self.model_extra or {})}
+        if "max_position_embeddings" in inspect.signature(self.function).parameters:
+            arguments["max_position_embeddings"] = self.max_position_embeddings
+        return arguments
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function."""
+        return _function(self.module)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return own_parts(self).hidden_size
+
+    @property
+    def num_stacked_layers(self) -> int:
+        """Periods of blocks, which stages share."""
+        return own_parts(self).layers
+
+    @property
+    def head_reads_tokens(self) -> bool:
+        """True if the head reads parameters of the embedding."""
+        return bool(own_parts(self).head.tied)
+
+    @property
+    def base(self) -> Self:
+        """The model itself: it has no adapters."""
+        return self
+
+    @property
+    def for_evaluation(self) -> Self:
+        """The model itself: its loss is the log-likelihood alone."""
+        return self
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file of `module`; "" where it has none, as in a notebook."""
+        _function(self.module)  # which imports it
+        module = sys.modules[self.module.partition(":")[0]]
+        path = getattr(module, "__file__", None)
+        return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+    @pydantic.field_validator("module")
+    @classmethod
+    def _can_be_imported(cls, module: str) -> str:
+        _function(module)
+        return module
+
+    @pydantic.model_validator(mode="after")
+    def _function_takes_the_arguments(self) -> Self:
+        parameters = inspect.signature(self.function).parameters
+        if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            return self
+        for name in self.arguments:
+            if name not in parameters or name in BUILT_WITH:
+                known = sorted(parameters.keys() - BUILT_WITH)
+                raise ValueError(
+                    f"{self.module} takes no argument '{name}'; {did_you_mean(name, known)}"
+                )
+        for name, each in parameters.items():
+            if each.default is each.empty and name not in BUILT_WITH | self.arguments.keys():
+                raise ValueError(f"{self.module} needs the argument '{name}'; give it as a key")
+        return self
+
+
+AnyModel: TypeAlias = ModelConfig | OwnModel
+"""A model of one of geojax's families, or a model of your own."""
+
+
+def settings_class(content: Any) -> type[ModelConfig] | type[OwnModel]:
+    """Return the class that validates a mapping of a model's settings, or that of a model."""
+    is_own = isinstance(content, OwnModel) or (isinstance(content, Mapping) and "module" in content)
+    return OwnModel if is_own else ModelConfig
+
+
+@functools.lru_cache(maxsize=64)
+def _function(name: str) -> Callable[..., Any]:
+    """Import a function by `module:name`.
+
+    Raises:
+        ValueError: there is no such module, or no such function in it.
+    """
+    module_name, _, function_name = name.partition(":")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # a module that it imports
+        raise ValueError(
+            f"there is no module {module_name} in {folder} or where Python looks; give its name "
+            "as 'import' takes it"
+        ) from None
+    made = getattr(module, function_name, None)
+    if not callable(made):
+        functions = [each for each, value in vars(module).items() if inspect.isfunction(value)]
+        raise ValueError(
+            f"{module_name} has no function {function_name}; "
+            f"{did_you_mean(function_name, functions)}"
+        )
+    function: Callable[..., Any] = made
+    return function

@@ -1,0 +1,77 @@
+"""Models of anybody's modules: every layout gives what the modules give alone."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from support.equality import assert_equal_gradients, gradients_of_step
+from support.own_models import MODELS, own_model, plain_loss
+from support.plans import step_plan_on
+from support.small_models import make_batch
+
+from geojax import make_mesh
+from geojax.models import init_parameters
+from geojax.precision import policy
+
+LAYOUTS = {
+    "sites": ({"dc": 2, "data": 2}, {"microbatches": 2}),
+    "sharded weights": ({"dc": 2, "data": 2}, {"microbatches": 2, "zero_stage": 3}),
+    "selective": ({"dc": 2}, {"remat": "selective", "zero_stage": 2}),
+    "full": ({"data": 2}, {"remat": "full", "zero_stage": 0}),
+}
+
+
+@functools.cache
+def parameters_of(name, **arguments):
+    with jax.enable_x64():
+        return init_parameters(own_model(name, **arguments), jax.random.key(1), jnp.float64)
+
+
+@functools.cache
+def plain(name):
+    model = own_model(name)
+    with jax.enable_x64():
+        batch = make_batch(model)
+        return jax.jit(jax.value_and_grad(functools.partial(plain_loss, model)))(
+            parameters_of(name), {key: jnp.asarray(value) for key, value in batch.items()}
+        )
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_layout_gives_what_the_modules_give(name, layout):
+    axes, options = LAYOUTS[layout]
+    model, (loss, gradients) = own_model(name), plain(name)
+    devices = jax.devices()[: int(np.prod(list(axes.values())))]
+    with jax.enable_x64():
+        plan = step_plan_on(make_mesh(devices=devices, **axes), policy("fp64"), **options)
+        made = gradients_of_step(model, parameters_of(name), make_batch(model), None, plan)
+        assert abs(float(made.loss) - float(loss)) <= 1e-10 * float(loss)
+        # A key's bias adds the same to all scores of a query.
+        zero = [
+            path for path in _names(gradients) if path.endswith(("key.bias", "products.1.bias"))
+        ]
+        assert_equal_gradients(made.gradients, gradients, 1e-10, zero)
+
+
+def _names(tree):
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in leaves]
+
+
+@pytest.mark.parametrize("name", ["pattern", "linen"])
+def test_masks_are_the_same_on_every_layout(name):
+    model, key = own_model(name, rate=0.3), jax.random.key(7)
+    with jax.enable_x64():
+        parameters, batch = parameters_of(name, rate=0.3), make_batch(model)
+        alone = step_plan_on(make_mesh(devices=jax.devices()[:1]), policy("fp64"))
+        spread = step_plan_on(
+            make_mesh(devices=jax.devices()[:4], dc=2, data=2), policy("fp64"), microbatches=2
+        )
+        one = gradients_of_step(model, parameters, batch, key, alone)
+        other = gradients_of_step(model, parameters, batch, key, spread)
+        assert abs(float(one.loss) - float(other.loss)) <= 1e-10 * float(one.loss)
+        plain = gradients_of_step(model, parameters, batch, None, alone)
+        assert abs(float(one.loss) - float(plain.loss)) > 1e-4

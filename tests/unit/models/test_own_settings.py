@@ -1,0 +1,115 @@
+"""What a model of your own is refused for, in a line; nothing is compiled."""
+
+import jax
+import jax.numpy as jnp
+import pydantic
+import pytest
+from support.own_models import build, own_model
+
+from geojax.errors import UserError
+from geojax.models import OwnModel, check_parallelism, parameter_shapes
+from geojax.models.own.settings import settings_class
+from geojax.models.own.work import layer_work, own_flops
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.transformer import loss_sum, read_by_head
+from geojax.named_arrays import leaves_by_name
+from geojax.trainer import _function_name
+
+SIZES = {"vocab_size": 29, "max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"module": "support.nothing:build"}, "there is no module support.nothing"),
+        ({"module": "support.own_models:built"}, "has no function built; did you mean 'build'?"),
+        ({"module": "support.own_models"}, "should match pattern"),
+        ({"module": "support.own_models:build", "layer": 3}, "takes no argument 'layer'"),
+        ({"module": "support.own_models:build", "rngs": 3}, "takes no argument 'rngs'"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused(settings, said):
+    with pytest.raises(pydantic.ValidationError, match=said.replace("(", r"\(")):
+        OwnModel(**settings, **SIZES)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("no_decoder", "returns Linear; a geojax.models.Decoder would do"),
+        ("no_blocks", "the Decoder has no blocks"),
+        ("batch_statistics", "blocks.0 (Counting) has norm.mean, a BatchStat"),
+        ("one_block_twice", "blocks.0.down.bias and blocks.1.down.bias are one parameter"),
+        ("whole_numbers", "blocks.0 (Whole) has numbers of int32"),
+    ],
+)
+def test_modules_that_cannot_be_trained_are_refused(function, said):
+    model = OwnModel(module=f"support.wrong_models:{function}", **SIZES)
+    with pytest.raises(UserError) as refused:
+        parameter_shapes(model)
+    assert said in str(refused.value)
+    assert f"support.wrong_models:{function}" in str(refused.value)
+
+
+def traced_loss(model):
+    weights = parameter_shapes(model)
+    tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
+    rows = jax.ShapeDtypeStruct((2,), jnp.int32)
+    names = ("tokens", "targets", "segment_ids", "positions")
+    batch = dict.fromkeys(names, tokens) | {"row": rows}
+    batch["loss_mask"] = jax.ShapeDtypeStruct((2, 8), jnp.float32)
+    return jax.eval_shape(lambda weights, batch: loss_sum(weights, batch, model), weights, batch)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("another_width", "blocks.0 (Narrowing) maps the stream (2, 8, 12) to (2, 8, 3)"),
+        ("few_logits", "head (Linear) maps the stream (1, 16, 12) to (1, 16, 28)"),
+    ],
+)
+def test_a_part_with_another_result_is_named(function, said):
+    with pytest.raises(UserError) as refused:
+        traced_loss(OwnModel(module=f"support.wrong_models:{function}", **SIZES))
+    assert said in str(refused.value)
+
+
+def test_the_class_of_settings_goes_by_module():
+    assert settings_class({"module": "a:b"}) is OwnModel
+    assert settings_class({"hidden_size": 3}) is not OwnModel
+
+
+def test_a_pattern_of_blocks_is_one_layer():
+    model = own_model("pattern")
+    names = leaves_by_name(parameter_shapes(model))
+    assert names["layers.1.up.kernel"].shape == (2, 12, 24)
+    assert names["embedding.embedding"].shape == (29, 12)
+    assert model.num_stacked_layers == 2
+
+
+def test_a_tied_head_reads_the_embedding_and_declares_its_own():
+    model = own_model("tied")
+    read = read_by_head(parameter_shapes(model), model)
+    assert list(leaves_by_name(read)) == ["embedding.embedding", "head.norm.scale"]
+    assert model.head_reads_tokens
+
+
+def test_parallelism_inside_a_block_is_refused_where_it_is_not_written():
+    model = own_model("pattern")
+    check_parallelism(model, Parallelism(), 64)
+    with pytest.raises(UserError, match=r"tensor parallelism: blocks\.0 \(Mixer\)"):
+        check_parallelism(model, Parallelism(tensor=2), 64)
+
+
+def test_work_is_read_off_the_trace():
+    model = own_model("pattern")
+    # A layer has attention of one head and a feed-forward block of twice the width.
+    of_token = 4 * 12 * 12 + 2 * 12 * 24 + 2 * 12 * 8
+    assert layer_work(model, 3, 8).flops == 2 * 3 * 8 * of_token
+    assert own_flops(model, 8) == 3 * 2 * (2 * of_token + 12 * 29)
+
+
+def test_a_function_is_named_where_every_process_finds_it():
+    assert _function_name(build) == "support.own_models:build"
+    with pytest.raises(UserError, match="no function at the top of a module"):
+        _function_name(lambda vocab_size: None)
