@@ -257,5 +257,5 @@ class ForwardBackward:
 def _with_sums(tree: Parameters, added: Parameters) -> Parameters:
     """Return `tree` with the leaves of `added`, some of its own, added to them."""
     if not isinstance(added, dict):
-        return tree + added
+        return jax.tree.map(jnp.add, tree, added)
     return tree | {name: _with_sums(tree[name], own) for name, own in added.items()}
