@@ -189,7 +189,7 @@ def classes_in(annotation: Any) -> list[type]:
     return [c for inner in typing.get_args(annotation) for c in classes_in(inner)]
 
 
-_UNION_MEMBER = re.compile(r"number|bool|<.*>|literal\[.*|tuple\[.*")
+_UNION_MEMBER = re.compile(r"number|bool|literal\[.*|tuple\[.*")
 """Pydantic's names of the types of a field that may have several, which are no keys."""
 
 

@@ -15,7 +15,7 @@ from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.frozen import mark_frozen, trained_part
 from geojax.models.huggingface.checkpoint import read_model_fields
-from geojax.models.own.settings import OwnModel, settings_class
+from geojax.models.own.settings import AnyModel, OwnModel, settings_class
 from geojax.optim import OptimizerSettings
 from geojax.optim.optimizer import check_groups
 from geojax.optim.registry import optimizer_entry
@@ -71,6 +71,12 @@ class SampleSettings(Settings):
     """Divisor of the logits; 0 picks the likeliest token."""
 
 
+def _validated(model: Any) -> AnyModel:
+    """Validate a model by the class of its settings."""
+    is_model = isinstance(model, ModelConfig | OwnModel)
+    return model if is_model else settings_class(model).model_validate(model)
+
+
 class RunConfig(Layout):
     """A whole run, as `geojax train` reads it: its layout, and all that is the same in any."""
 
@@ -91,11 +97,7 @@ class RunConfig(Layout):
     simulate_devices: SimulatedDevices | None = None
     """Simulate this many CPU devices in each process instead of using real accelerators."""
 
-    model: Annotated[
-        Annotated[ModelConfig, pydantic.Tag("<ModelConfig>")]
-        | Annotated[OwnModel, pydantic.Tag("<OwnModel>")],
-        pydantic.Discriminator(lambda value: f"<{settings_class(value).__name__}>"),
-    ]
+    model: Annotated[pydantic.SerializeAsAny[AnyModel], pydantic.PlainValidator(_validated)]
     """Preset's name, mapping with `preset:` and changes, or whole description. `huggingface:` in
     place of `preset:` takes the sizes from the `config.json` in that folder. `module:` names a
     function of yours that returns a `geojax.models.Decoder`; the other keys are its arguments."""

@@ -3,6 +3,8 @@
 Shapes: B batch, S sequence, H hidden.
 """
 
+from typing import Any, ClassVar
+
 import jax
 from flax import nnx
 
@@ -18,9 +20,11 @@ from geojax.models.self_attention import Attention, computed_twice, keep_product
 class Block(nnx.Module):
     """A layer whose second half is a dense feed-forward block."""
 
+    attention_class: ClassVar[type[Attention]] = Attention
+
     def __init__(self, config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE):
         self.config, self.compute, hidden = config, compute, config.hidden_size
-        of_heads = LatentAttention if config.has_latent_attention else Attention
+        of_heads: Any = LatentAttention if config.has_latent_attention else self.attention_class
         self.attention_norm = Norm(hidden, config)
         self.attention = of_heads(config, compute)
         self.feed_forward_norm = Norm(hidden, config)
@@ -94,5 +98,5 @@ class ExpertBlock(Block, MoE):
 def block_of(
     config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE, *, with_experts: bool
 ) -> Block:
-    """Make a layer with experts or without."""
-    return (ExpertBlock if with_experts else Block)(config, compute)
+    """Make a layer with experts or without; a family may have blocks of its own."""
+    return (ExpertBlock if with_experts else config.block_class or Block)(config, compute)

@@ -4,13 +4,15 @@ Keys are those of `config.json`, flat, as Llama and Qwen3-MoE have them; a few, 
 no counterpart there, because the architecture's class implies them.
 """
 
+import importlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import pydantic
 
+from geojax.errors import UserError
 from geojax.models.lora import LoraSettings
 from geojax.quantities import Length
 from geojax.settings import Settings, load_yaml, preset_path, validate
@@ -134,6 +136,9 @@ def _alike_layers(given: Mapping[str, Any]) -> tuple[LayerType, ...]:
 
 class ModelConfig(Settings):
     """One decoder-only transformer; the presets in `configs/model/` are values of this class."""
+
+    block_class: ClassVar[Any] = None
+    """Subclass of `geojax.models.block.Block` that makes the layers of a family; None: `Block`."""
 
     num_hidden_layers: int = pydantic.Field(gt=0, le=2**11)
     """Transformer layers, each an attention block and a feed-forward block."""
@@ -606,7 +611,7 @@ class ModelConfig(Settings):
         return type(self)(**self.model_dump(exclude_unset=True) | changes)
 
     @classmethod
-    def load(cls, name_or_path: str | Path) -> Self:
+    def load(cls, name_or_path: str | Path) -> "ModelConfig":
         """Read the preset of that name in `configs/model/`, or the YAML file at that path.
 
         A text that ends in .yaml or .yml or holds a slash is a path; any other is a name.
@@ -617,4 +622,20 @@ class ModelConfig(Settings):
         text = str(name_or_path)
         is_path = isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml"))
         path = Path(text) if is_path else preset_path("model", text)
-        return validate(cls, load_yaml(path), str(path) if is_path else f"model preset '{text}'")
+        content, source = load_yaml(path), str(path) if is_path else f"model preset '{text}'"
+        return validate(family_settings(content), content, source)
+
+
+def family_settings(content: Any) -> type[ModelConfig]:
+    """Return the class that validates a mapping: by `model_type` the one of its family.
+
+    Raises:
+        UserError: no family has settings of its own by that name.
+    """
+    if not isinstance(content, Mapping) or "model_type" not in content:
+        return ModelConfig
+    importlib.import_module("geojax.models.families")  # each file may define settings
+    own = {each.model_fields["model_type"].default: each for each in ModelConfig.__subclasses__()}
+    if (name := content["model_type"]) not in own:
+        raise UserError(f"model_type: '{name}' is none of {listed(sorted(own))}")
+    return own[name]

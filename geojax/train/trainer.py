@@ -30,7 +30,7 @@ from geojax.islands.island_plan import (
 )
 from geojax.islands.stage_transport import between_sites
 from geojax.mesh import leads_site, site_names
-from geojax.models import AnyModel, ModelConfig, OwnModel
+from geojax.models import ModelConfig, OwnModel
 from geojax.models.huggingface.checkpoint import HuggingFaceWeights, other_settings
 from geojax.runtime.compilation import CompilationCounter
 from geojax.runtime.environment.cluster_env import ProcessSettings, complete
@@ -305,7 +305,7 @@ class Trainer:
                 raise UserError(f"{directory.path}: there is no checkpoint to resume from")
             if weights is not None:
                 log(f"starting from the weights in {weights.folder}")
-                if others := other_settings(weights.folder, _of_family(config.model)):
+                if others := other_settings(weights.folder, config.model):
                     log(
                         f"note: the config.json there has other values of {', '.join(others)}, "
                         "which the weights were trained with"
@@ -531,12 +531,8 @@ def open_initial_weights(config: RunConfig) -> HuggingFaceWeights | None:
     """
     if config.initial_weights is None:
         return None
-    return HuggingFaceWeights(config.initial_weights, _of_family(config.model).base)
-
-
-def _of_family(model: AnyModel) -> ModelConfig:
-    assert isinstance(model, ModelConfig), "a model of your own has no weights of a family"
-    return model
+    assert isinstance(config.model, ModelConfig), "a model of your own has no such weights"
+    return HuggingFaceWeights(config.initial_weights, config.model.base)
 
 
 def own_directory(config: RunConfig, island: IslandSettings | None) -> Path:

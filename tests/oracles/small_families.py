@@ -1,5 +1,9 @@
 """A small random model of each family: sizes that do not divide, grouped heads, tied and not."""
 
+import importlib
+import pkgutil
+from pathlib import Path
+
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -184,7 +188,8 @@ FAMILIES = {
     "nemotron": (NemotronConfig(**SIZES, head_dim=8), ROTARY),
     "gpt2": (GPT2Config(**_GPT2_SIZES, **_NO_DROPOUT), set()),
 }
-"""Each model's config, and the functions of its module that cast to float32."""
+"""Each model's config, and the functions of its module that cast to float32; those of the files in
+`small/` too."""
 
 
 def save_small_llama(folder, dtype=torch.float32, **changes):
@@ -203,3 +208,7 @@ def save_small_llama(folder, dtype=torch.float32, **changes):
     )
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(folder)
+
+
+for _each in pkgutil.iter_modules([str(Path(__file__).with_name("small"))]):
+    FAMILIES |= importlib.import_module(f"small.{_each.name}").FAMILIES

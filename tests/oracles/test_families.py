@@ -23,7 +23,7 @@ from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.inference import LoadedModel, Sampling, generate
 from geojax.models import ModelConfig, logits
 from geojax.models.families import FAMILIES as KNOWN
-from geojax.models.huggingface.checkpoint import HuggingFaceWeights, read_model_fields
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights, model_of, read_model_fields
 from geojax.models.huggingface.family import REQUIRED, TRAINING_FIELDS
 from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name
@@ -68,7 +68,7 @@ def oracle(request, tmp_path_factory):
         for parameter in (*theirs.parameters(), *biases.values()):  # not 1 and 0 either
             parameter.data += 0.1 * torch.randn(parameter.shape)
         theirs.save_pretrained(folder / "weights")
-        model = ModelConfig(**read_model_fields(folder / "weights"))
+        model = model_of(read_model_fields(folder / "weights"))
         batch = make_batch(model, rows=8, sequence=12)
         tensors = {key: torch.from_numpy(leaf) for key, leaf in batch.items()}
         choices = choices_of_routers(theirs)
@@ -229,7 +229,7 @@ def test_a_checkpoint_is_written_as_it_was_read(oracle, tmp_path, file_bytes):
     # From transformers 5.24 on, a router's weights stay in float32 whatever the file has.
     named = [pair for pair in found.named_parameters() if not pair[0].endswith("mlp.gate.weight")]
     assert {parameter.dtype for _, parameter in named} == {torch.float64}
-    assert ModelConfig(**read_model_fields(tmp_path)) == oracle.model
+    assert model_of(read_model_fields(tmp_path)) == oracle.model
     if oracle.model.sliding_window is None and (
         AutoConfig.from_pretrained(source).model_type == "mistral"
     ):

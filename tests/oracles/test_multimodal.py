@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditiona
 
 from geojax import make_mesh
 from geojax.checkpoint.reading.initial_weights import read_weights
-from geojax.models import ModelConfig, logits
-from geojax.models.huggingface.checkpoint import HuggingFaceWeights, read_model_fields
+from geojax.models import logits
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights, model_of, read_model_fields
 from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name
 from geojax.precision import policy
@@ -43,7 +43,7 @@ def test_the_text_model_is_read_and_written_by_itself(tmp_path):
             parameter.data += 0.1 * torch.randn(parameter.shape)
         theirs.save_pretrained(tmp_path / "whole")
         expected = logits_of_transformers(theirs.eval(), tokens)
-    model = ModelConfig(**read_model_fields(tmp_path / "whole"))
+    model = model_of(read_model_fields(tmp_path / "whole"))
     batch = {
         "tokens": tokens,
         "segment_ids": np.ones_like(tokens),

@@ -21,9 +21,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from geojax import make_mesh
 from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.cli.main import run as geojax
-from geojax.models import ModelConfig, logits, parameter_shapes
+from geojax.models import logits, parameter_shapes
 from geojax.models.frozen import combine, frozen_part, mark_frozen, trained_part, unmarked
-from geojax.models.huggingface.checkpoint import HuggingFaceWeights, family_for, read_model_fields
+from geojax.models.huggingface.checkpoint import (
+    HuggingFaceWeights,
+    family_for,
+    model_of,
+    read_model_fields,
+)
 from geojax.models.huggingface.tensor_map import TensorMap
 from geojax.models.lora import LORA_A
 from geojax.precision import policy
@@ -70,7 +75,7 @@ def test_logits_and_gradients_are_those_of_peft(name, rank_stabilized, tmp_path)
             init_lora_weights=False,
         )
         theirs = get_peft_model(base, settings)
-        model = ModelConfig(**read_model_fields(tmp_path))
+        model = model_of(read_model_fields(tmp_path))
         lora = {"rank": 3, "alpha": 5, "target_modules": TARGETS[name]}
         model = model.replace(lora=lora | {"use_rslora": rank_stabilized})
         batch = make_batch(model, rows=8, sequence=12)

@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from geojax import make_mesh
 from geojax.checkpoint import Checkpointer
-from geojax.models import ModelConfig, logits
-from geojax.models.huggingface.checkpoint import read_model_fields
+from geojax.models import logits
+from geojax.models.huggingface.checkpoint import model_of, read_model_fields
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
 from geojax.saved_runs.export import export_run
@@ -72,7 +72,7 @@ def write_tokenizer(path, size):
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in VARIANTS])
 def test_twenty_steps_and_an_export_give_transformers_the_same_logits(name, tmp_path):
     other(FAMILIES[name][0]).save_pretrained(tmp_path)
-    model = ModelConfig(**read_model_fields(tmp_path))
+    model = model_of(read_model_fields(tmp_path))
     mesh = make_mesh(devices=jax.devices()[:2], dc=2)
     run, export = tmp_path / "run", tmp_path / "export"
     with jax.enable_x64(True):

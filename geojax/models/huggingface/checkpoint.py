@@ -11,13 +11,14 @@ import pydantic
 
 from geojax.errors import UserError
 from geojax.json_file import load_json
-from geojax.models.config import ModelConfig
+from geojax.models.config import ModelConfig, family_settings
 from geojax.models.families import FAMILIES
 from geojax.models.huggingface.family import HEAD, TABLE, TRAINING_FIELDS, Family
 from geojax.models.huggingface.mxfp4 import headers_of, is_in_blocks, read_blocks
 from geojax.models.huggingface.not_carried import describe_not_carried
 from geojax.models.huggingface.tensor_map import Slices, TensorMap
 from geojax.models.huggingface.weight_files import Header, WeightFiles
+from geojax.models.own.settings import AnyModel
 from geojax.suggestions import listed
 
 CONFIG = "config.json"
@@ -41,17 +42,26 @@ def read_model_fields(folder: Path) -> dict[str, Any]:
     return _family_of(content, folder).read_config(content, str(folder / CONFIG))
 
 
-def other_settings(folder: Path, model: ModelConfig) -> list[str]:
+def model_of(fields: Mapping[str, Any]) -> ModelConfig:
+    """Make the model of some fields, in the class of its family where that has one of its own.
+
+    Raises:
+        pydantic.ValidationError: a field has a wrong value.
+    """
+    return family_settings(fields)(**fields)
+
+
+def other_settings(folder: Path, model: AnyModel) -> list[str]:
     """List the fields of `model` that the `config.json` in `folder` tells otherwise.
 
     With them the weights compute something else than what they were trained to. A `config.json`
     that describes no model which geojax carries tells nothing.
     """
     try:
-        trained = ModelConfig(**read_model_fields(folder))
+        trained = model_of(read_model_fields(folder))
     except (UserError, pydantic.ValidationError):
         return []
-    fields = (name for name in ModelConfig.model_fields if name not in _FREE_FIELDS)
+    fields = (name for name in type(trained).model_fields if name not in _FREE_FIELDS)
     return [name for name in fields if getattr(trained, name) != getattr(model, name)]
 
 

@@ -68,7 +68,7 @@ class ConfigKey(NamedTuple):
 
     def _needs_value(self) -> bool:
         """Return True where null says neither "none" nor "as another key says"."""
-        infos = [ModelConfig.model_fields[field] for field in self.fields]
+        infos = [info for name, info in ModelConfig.model_fields.items() if name in self.fields]
         chosen = any(info.default_factory is None and info.default for info in infos)
         has_default = self.default is not None and not callable(self.default)
         return not self.takes_null or (chosen and has_default)
@@ -127,6 +127,8 @@ class Family:
     out."""
     ignored_tensors: str | None = None
     """Pattern of tensors that are no parameters: buffers that old checkpoints hold."""
+    settings: type[ModelConfig] = ModelConfig
+    """Class of its models' settings; one of its own has a field `model_type`."""
     has_rope: bool = True
     """True if positions are rotary."""
     rope_theta: float = 10_000.0
@@ -136,6 +138,9 @@ class Family:
     transformers does not read the key."""
     rope_scaling: Mapping[str, Any] | None = None
     """Scaling of rotary positions, likewise; None: none."""
+    carried_scaling: Callable[[Mapping[str, Any], str], Mapping[str, Any]] | None = None
+    """Function from a `config.json` and its name to one whose scaling of rotary positions is
+    carried, where the family has scalings of its own; None: it has none."""
     quantization: str | None = None
     """Method of quantized weights that are read; None: they must not be quantized."""
 
@@ -155,7 +160,11 @@ class Family:
                 raise UserError(f"{source}: {self.nested_in} is required and must be a mapping")
             content, source = nested, f"{source}: {self.nested_in}"
         self._refuse_others(content, source)
+        if self.carried_scaling is not None:
+            content = self.carried_scaling(content, source)
         fields = dict(self.implied)
+        if self.settings is not ModelConfig:
+            fields["model_type"] = self.model_type
         for key in self.keys:
             value = key.read(content, source)
             for field in key.fields:
@@ -204,7 +213,7 @@ class Family:
         """List the settings of `model` that the family's `config.json` cannot express."""
         reasons = []
         for key in self.keys:
-            values = [getattr(model, field) for field in key.fields]
+            values = [getattr(model, field, None) for field in key.fields]
             lacks_value = values[0] is None and not key.takes_null and key.write is None
             is_foreign = key.can_express is not None and not key.can_express(model)
             if lacks_value or is_foreign or any(value != values[0] for value in values):
@@ -218,8 +227,11 @@ class Family:
                 reasons.append(f"rope_parameters.partial_rotary_factor={share:g}")
         if not model.is_moe:
             covered |= {"moe_intermediate_size", "norm_topk_prob"}
+        if type(model) is not self.settings:
+            reasons.append(f"model_type={getattr(model, 'model_type', None)}")
+        covered.add("model_type")
         given = model.model_dump()
-        for name, field in ModelConfig.model_fields.items():
+        for name, field in type(model).model_fields.items():
             if name in covered:
                 continue
             wanted = self.implied.get(

@@ -57,8 +57,6 @@ def _results(equation: core.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
     match equation.primitive.name:
         case "scan":
             return _scan(parameters, inputs)
-        case "while":
-            return _while(parameters, inputs)
         case "cond":
             branches = [
                 functools.partial(_varying, inputs, each) for each in parameters["branches"]
@@ -116,14 +114,3 @@ def _sizes(parameters: dict[str, Any]) -> tuple[int, int]:
         constants, carry, _ = parameters["ft_in"].unpack()
         return len(constants), len(carry)
     return parameters["num_consts"], parameters["num_carry"]
-
-
-def _while(parameters: dict[str, Any], inputs: list[Any]) -> list[Any]:
-    of_condition, of_body = parameters["cond_nconsts"], parameters["body_nconsts"]
-    condition, body = inputs[:of_condition], inputs[of_condition : of_condition + of_body]
-    made: list[Any] = lax.while_loop(
-        lambda carry: _run(parameters["cond_jaxpr"], [*condition, *carry])[0],
-        lambda carry: _vary(_run(parameters["body_jaxpr"], [*body, *carry]), inputs),
-        _vary(inputs[of_condition + of_body :], inputs),
-    )
-    return made

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import pydantic
 
-from geojax.models.config import ModelConfig
+from geojax.models.config import ModelConfig, family_settings
 from geojax.models.own.parts import BUILT_WITH, own_parts
 from geojax.quantities import Length
 from geojax.settings import Settings
@@ -42,7 +42,6 @@ class OwnModel(Settings):
     # A `ModelConfig` has more parts, of which these say that there are none.
     lora: ClassVar[None] = None
     is_moe: ClassVar[bool] = False
-    num_experts: ClassVar[int] = 0
     use_router_bias: ClassVar[bool] = False
     num_nextn_predict_layers: ClassVar[int] = 0
     first_k_dense_replace: ClassVar[int] = 0
@@ -122,9 +121,13 @@ AnyModel: TypeAlias = ModelConfig | OwnModel
 
 
 def settings_class(content: Any) -> type[ModelConfig] | type[OwnModel]:
-    """Return the class that validates a mapping of a model's settings, or that of a model."""
-    is_own = isinstance(content, OwnModel) or (isinstance(content, Mapping) and "module" in content)
-    return OwnModel if is_own else ModelConfig
+    """Return the class that validates a mapping of a model's settings.
+
+    Raises:
+        ValueError: no family has settings of its own by the name of `model_type`.
+    """
+    is_own = isinstance(content, Mapping) and "module" in content
+    return OwnModel if is_own else family_settings(content)
 
 
 @functools.lru_cache(maxsize=64)

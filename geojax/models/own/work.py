@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -25,27 +25,13 @@ class TracedProduct(NamedTuple):
     inner: int
     times: int
 
-    @property
-    def flops(self) -> int:
-        """Their FLOPs."""
-        return 2 * self.rows * self.columns * self.inner * self.times
 
-
-class TracedWork(NamedTuple):
-    """The work of a forward."""
-
-    products: tuple[TracedProduct, ...]
-    numbers: int
-    """Numbers that enter and leave the products, and so move through memory between them."""
-
-    @property
-    def flops(self) -> int:
-        """FLOPs of all products."""
-        return sum(product.flops for product in self.products)
+Products: TypeAlias = tuple[TracedProduct, ...]
+"""The matrix products of a forward."""
 
 
 @functools.lru_cache(maxsize=64)
-def layer_work(model: OwnModel, sequences: int, length: int) -> TracedWork:
+def layer_products(model: OwnModel, sequences: int, length: int) -> Products:
     """Trace the forward of a layer; touches no device."""
     layer = traced_layer(model, sequences, length, "none", jnp.dtype(jnp.float32))
     return _work(layer.forward, layer.weights, layer.x, layer.batch)
@@ -92,7 +78,7 @@ def traced_layer(
 
 
 @functools.lru_cache(maxsize=64)
-def head_work(model: OwnModel, sequences: int, length: int) -> TracedWork:
+def head_products(model: OwnModel, sequences: int, length: int) -> Products:
     """Trace the forward of the head; touches no device."""
     parts = own_parts(model)
     shapes = jax.tree.map(
@@ -107,14 +93,17 @@ def head_work(model: OwnModel, sequences: int, length: int) -> TracedWork:
 
 def own_flops(model: OwnModel, sequence: int) -> int:
     """Count the FLOPs of one token, forward and backward: three times the forward's products."""
-    layers = model.num_stacked_layers * layer_work(model, 1, sequence).flops
-    return 3 * (layers + head_work(model, 1, sequence).flops) // sequence
+    layers = model.num_stacked_layers * flops(layer_products(model, 1, sequence))
+    return 3 * (layers + flops(head_products(model, 1, sequence))) // sequence
 
 
-def _work(function: Any, *arguments: Any) -> TracedWork:
-    found = tuple(_products(jax.make_jaxpr(function)(*arguments).jaxpr, 1))
-    numbers = sum(each.times * each.rows * (each.inner + each.columns) for each in found)
-    return TracedWork(found, numbers)
+def flops(products: Products) -> int:
+    """Sum the FLOPs of products."""
+    return sum(2 * each.rows * each.columns * each.inner * each.times for each in products)
+
+
+def _work(function: Any, *arguments: Any) -> Products:
+    return tuple(_products(jax.make_jaxpr(function)(*arguments).jaxpr, 1))
 
 
 def _products(jaxpr: core.Jaxpr, times: int) -> Iterator[TracedProduct]:

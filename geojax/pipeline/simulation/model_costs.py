@@ -15,7 +15,7 @@ from geojax.models.chunk.remat import Remat
 from geojax.models.declaration import Parameters
 from geojax.models.flops import attended_positions, model_flops
 from geojax.models.lora import is_adapter
-from geojax.models.own.work import head_work, layer_work
+from geojax.models.own.work import flops, head_products, layer_products
 from geojax.models.parameters import parameter_shapes
 from geojax.pipeline.balance import balanced_layers
 
@@ -37,7 +37,7 @@ def head_operations(model: AnyModel, sequence: int) -> Operations:
     again.
     """
     if isinstance(model, OwnModel):
-        own = head_work(model, 1, sequence).flops / sequence
+        own = flops(head_products(model, 1, sequence)) / sequence
         return Operations(own, 2 * own, own)  # its backward computes the logits again
     modules = model.num_nextn_predict_layers
     kernel = 2.0 * model.hidden_size * model.vocab_size * (1 + modules)
@@ -59,7 +59,7 @@ def layer_operations(model: AnyModel, sequence: int, remat: Remat = "none") -> O
     `remat` adds attention's forward ("selective") or all of it ("full") to the backward.
     """
     if isinstance(model, OwnModel):
-        layer = layer_work(model, 1, sequence).flops / sequence
+        layer = flops(layer_products(model, 1, sequence)) / sequence
         return _block(model, layer, 0.0, 0.0, remat)
     model = model.without_later_tokens
     attention = _attention_operations(model, sequence)

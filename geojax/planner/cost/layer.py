@@ -14,7 +14,7 @@ import jax
 
 from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.lora import is_adapter
-from geojax.models.own.work import TracedWork, layer_work
+from geojax.models.own.work import Products, layer_products
 from geojax.models.parameters import parameter_shapes
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.execution import (
@@ -161,7 +161,7 @@ class LayerTimes:
         if isinstance(model, OwnModel):
             return [
                 Product("own", each.rows, each.columns, each.inner, each.times)
-                for each in self._traced(model).products
+                for each in self._traced(model)
             ]
         tokens, d, t = self.tokens, model.hidden_size, layout.mesh.tensor
         heads = model.num_attention_heads / t
@@ -210,10 +210,10 @@ class LayerTimes:
         columns = self.model.vocab_size / self.layout.mesh.tensor
         return 3 * 2 * self.tokens * columns * self.model.hidden_size
 
-    def _traced(self, model: OwnModel) -> TracedWork:
+    def _traced(self, model: OwnModel) -> Products:
         """Trace a layer of a model of your own."""
         length = self.layout.batch.sequence_length // self.layout.mesh.context
-        return layer_work(model, self.layout.microbatch_size, length)
+        return layer_products(model, self.layout.microbatch_size, length)
 
     def _feed_forward(self, rows: float, width: float) -> list[Product]:
         assert isinstance(self.model, ModelConfig)
@@ -336,7 +336,9 @@ class LayerTimes:
         """
         model, t = self.model, self.layout.mesh.tensor
         if isinstance(model, OwnModel):
-            traced = self._traced(model).numbers
+            traced = sum(
+                each.times * each.rows * (each.inner + each.columns) for each in self._traced(model)
+            )
             return self._moved(traced, 2 * traced)
         heads = model.num_attention_heads + 2 * max(model.num_key_value_heads, t)
         rotated = 2 * heads * model.head_dim / t if model.position_embedding_type == "rope" else 0

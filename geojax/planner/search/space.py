@@ -94,7 +94,7 @@ def meshes(request: PlanRequest, refused: Counter[str]) -> Iterator[LayoutCandid
     parts = [site.accelerators // common for site in request.topology.sites]
     unlike = request.has_unlike_accelerators
     shortest = max(request.compressions, key=COMPRESSIONS.index)
-    experts = divisors(model.num_experts) if model.is_moe else [1]
+    experts = divisors(model.num_experts or 1) if isinstance(model, ModelConfig) else [1]
     of_model = itertools.product(
         divisors(request.common_accelerators_per_host), _context_sizes(request), experts
     )

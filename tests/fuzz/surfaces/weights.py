@@ -11,8 +11,8 @@ import safetensors.numpy
 from fuzz.case import KINDS, Case
 from fuzz.corpus import Corpus
 from fuzz.damage import JSON_VALUES, flipped, harm
-from geojax.models import ModelConfig
 from geojax.models.families import FAMILIES
+from geojax.models.huggingface.checkpoint import model_of
 from geojax.models.huggingface.family import NEUTRAL_KEYS, Family
 from geojax.models.huggingface.tensor_map import TensorMap
 from geojax.models.huggingface.weight_files import INDEX, SINGLE
@@ -73,14 +73,14 @@ def family_config(family: Family) -> dict[str, Any]:
         (text,) = (each for each in FAMILIES if each.model_type == f"{family.model_type}_text")
         return {"model_type": family.model_type, family.nested_in: family_config(text)}
     sizes = _SIZES if family.model_type != "gpt2" else {}
-    return {"model_type": family.model_type, **sizes, **_OF_FAMILY[family.model_type]}
+    return {"model_type": family.model_type, **sizes, **_OF_FAMILY.get(family.model_type, {})}
 
 
 @functools.cache
 def _tensors(model_type: str) -> dict[str, np.ndarray]:
     (family,) = (each for each in FAMILIES if each.model_type == model_type)
     content = family_config(family)
-    model = ModelConfig(**family.read_config(content, "config.json"))
+    model = model_of(family.read_config(content, "config.json"))
     rng = np.random.default_rng(0)
     return {
         name: rng.normal(0, 0.02, tensor.shape).astype(np.float32)

@@ -9,7 +9,7 @@ from support.own_models import build, own_model
 from geojax.errors import UserError
 from geojax.models import OwnModel, check_parallelism, parameter_shapes
 from geojax.models.own.settings import settings_class
-from geojax.models.own.work import layer_work, own_flops
+from geojax.models.own.work import flops, layer_products, own_flops
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.transformer import loss_sum, read_by_head
 from geojax.named_arrays import leaves_by_name
@@ -105,7 +105,7 @@ def test_work_is_read_off_the_trace():
     model = own_model("pattern")
     # A layer has attention of one head and a feed-forward block of twice the width.
     of_token = 4 * 12 * 12 + 2 * 12 * 24 + 2 * 12 * 8
-    assert layer_work(model, 3, 8).flops == 2 * 3 * 8 * of_token
+    assert flops(layer_products(model, 3, 8)) == 2 * 3 * 8 * of_token
     assert own_flops(model, 8) == 3 * 2 * (2 * of_token + 12 * 29)
 
 

@@ -151,7 +151,7 @@ def test_a_value_that_is_not_carried_is_refused(tmp_path, name, changes, message
     [
         ("deepseek_v2", "the nearest that is, deepseek_v3, differs: its router has softmax scores"),
         ("gemma", "the nearest that is, gemma2, differs: it has no norms behind blocks"),
-        ("phi3", "the nearest that is, llama, differs: its projections are fused"),
+        ("starcoder2", "the nearest that is, llama, differs: it has LayerNorm"),
         ("qwen3_mo", "deepseek_v3, .* are; did you mean 'qwen3_moe'?"),
         ("x" * 1000, "deepseek_v3, kimi_k2"),
         (["llama"], "deepseek_v3, kimi_k2"),
