@@ -53,7 +53,8 @@ class LayerContext(NamedTuple):
     segment_ids: jax.Array | None
     """int32 [B, S]; attention stays inside a segment. None: each sequence is one segment."""
     rotary: tuple[jax.Array, jax.Array] | None
-    """Cosines and sines of the positions; None where positions are learned."""
+    """Cosines and sines of the positions; None where positions are learned, or each layer makes its
+    own of `positions`."""
     local_rotary: tuple[jax.Array, jax.Array] | None
     """Cosines and sines of layers with a window; None: they are the same."""
     sequence_indices: jax.Array | None

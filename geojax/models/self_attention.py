@@ -11,7 +11,12 @@ from flax import nnx
 
 from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
-from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
+from geojax.models.context import (
+    ON_ONE_DEVICE,
+    ComputeSettings,
+    LayerContext,
+    rotary_tables,
+)
 from geojax.models.declaration import normal, parameter
 from geojax.models.layers import Linear, Norm
 from geojax.models.moe import SAVEABLE_MOE
@@ -46,6 +51,9 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x: jax.Array, context: LayerContext, norm: Norm) -> jax.Array:
         """Compute the contribution to the stream `x` [B, S, H], which `norm` normalizes first."""
+        if context.rotary is None and context.positions is not None:  # in a model of your own
+            tables = rotary_tables(context.positions, self.config, x.dtype)
+            context = context._replace(rotary=tables[0], local_rotary=tables[1])
         rotary = self._rotary(context)
         query, key, value = keep_products(lambda x: self.project(norm(x), rotary, context))(x)
         if context.attend is None:

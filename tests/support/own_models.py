@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import optax
 from flax import linen, nnx
 
-from geojax.models import Decoder, OwnModel
+from geojax.models import Decoder, ModelConfig, OwnModel
+from geojax.models.block import Block
 from geojax.models.context import LayerContext
 
 WIDTH = 12
@@ -91,6 +92,34 @@ def build_linen(vocab_size, rate=0.0, *, rngs):
     """Three layers of Linen."""
     table = nnx.Embed(vocab_size, WIDTH, param_dtype=jnp.float64, rngs=rngs)
     blocks = [Bridged(rate, rngs) for _ in range(3)]
+    return Decoder(table, blocks, nnx.Linear(WIDTH, vocab_size, rngs=rngs))
+
+
+class PartsLayer(nnx.Module):
+    """A layer of geojax's, which ranks of `tensor` and `context` share."""
+
+    supports = frozenset({"tensor", "context"})
+
+    def __init__(self, config, compute):
+        self.block = Block(config, compute)
+
+    def __call__(self, x, context):
+        return self.block(x, context)[0]
+
+
+def build_of_parts(vocab_size, layers=2, *, rngs, compute):
+    """Layers of geojax between an embedding and a head of Flax."""
+    config = ModelConfig(
+        num_hidden_layers=layers,
+        hidden_size=WIDTH,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=20,
+        vocab_size=vocab_size,
+        max_position_embeddings=64,
+    )
+    table = nnx.Embed(vocab_size, WIDTH, param_dtype=jnp.float64, rngs=rngs)
+    blocks = [PartsLayer(config, compute) for _ in range(layers)]
     return Decoder(table, blocks, nnx.Linear(WIDTH, vocab_size, rngs=rngs))
 
 

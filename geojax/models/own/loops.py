@@ -61,15 +61,13 @@ def _results(equation: core.JaxprEqn, inputs: list[Any]) -> Sequence[Any]:
             branches = [
                 functools.partial(_varying, inputs, each) for each in parameters["branches"]
             ]
-            made: Sequence[Any] = lax.switch(inputs[0], branches, *inputs[1:])
-            return made
+            return lax.switch(inputs[0], branches, *inputs[1:])
         case "pjit" | "jit":
             return _run(parameters["jaxpr"], inputs)
         case "remat2" | "checkpoint":
             inner = core.ClosedJaxpr(parameters["jaxpr"], ())
             policy = {name: parameters[name] for name in ("policy", "prevent_cse")}
-            again: Sequence[Any] = jax.checkpoint(functools.partial(_run, inner), **policy)(inputs)
-            return again
+            return jax.checkpoint(functools.partial(_run, inner), **policy)(inputs)
     others = equation.primitive.get_bind_params(parameters)
     results = equation.primitive.bind(*_vary(inputs, inputs), **others)
     return results if equation.primitive.multiple_results else [results]

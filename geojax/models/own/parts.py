@@ -105,30 +105,26 @@ class Part:
             return self._called(weights, x[None], own, tables)[0]
 
         axes: Any = [0 if name in _OF_SEQUENCES else None for name in context._fields]
-        made: jax.Array = jax.vmap(of_sequence, in_axes=(0, LayerContext(*axes)))(x, context)
-        return made
+        return jax.vmap(of_sequence, in_axes=(0, LayerContext(*axes)))(x, context)
 
     def _called(
         self, weights: Parameters, x: jax.Array, context: LayerContext, tables: Parameters | None
     ) -> jax.Array:
-        if self.supports:  # it calls collectives, and knows of the mesh
-            return self._of_arrays(weights, x, context, tables)
-        made: jax.Array = with_varying_loops(self._of_arrays)(weights, x, context, tables)
-        return made
+        # What supports an axis calls collectives, and knows of the mesh.
+        call: Any = self._of_arrays if self.supports else with_varying_loops(self._of_arrays)
+        return call(weights, x, context, tables)
 
     def _of_arrays(
         self, weights: Parameters, x: jax.Array, context: LayerContext, tables: Parameters | None
     ) -> jax.Array:
-        is_training = context.key is not None
         key = jax.random.key(0) if context.key is None else context.key
         values = {path: _leaf(weights, path) for path in self.declared if path not in self.tied}
         values |= {path: _leaf(tables or {}, of_table) for path, of_table in self.tied.items()}
         for number, (path, is_key) in enumerate(self.streams.items()):
             values[path] = jax.random.fold_in(key, number) if is_key else jnp.uint32(0)
-        graph = self.training if is_training else self.evaluation
+        graph = self.evaluation if context.key is None else self.training
         module: Any = nnx.merge(graph, nnx.from_flat_state(values), copy=True)
-        made: jax.Array = module(x, context=context) if self.takes_context else module(x)
-        return made
+        return module(x, context=context) if self.takes_context else module(x)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from support.plans import step_plan_on
 from support.small_models import make_batch
 
 from geojax import make_mesh
-from geojax.models import init_parameters
+from geojax.models import OwnModel, init_parameters
 from geojax.precision import policy
 
 LAYOUTS = {
@@ -75,3 +75,23 @@ def test_masks_are_the_same_on_every_layout(name):
         assert abs(float(one.loss) - float(other.loss)) <= 1e-10 * float(one.loss)
         plain = gradients_of_step(model, parameters, batch, None, alone)
         assert abs(float(one.loss) - float(plain.loss)) > 1e-4
+
+
+@pytest.mark.parametrize("axes", [{"data": 2, "tensor": 2}, {"dc": 2, "context": 2}])
+def test_layers_of_geojax_are_shared_inside(axes):
+    model = OwnModel(module="support.own_models:build_of_parts", vocab_size=29)
+    with jax.enable_x64():
+        initial = functools.partial(init_parameters, model, dtype=jnp.float64)
+        parameters, batch = jax.jit(initial)(jax.random.key(1)), make_batch(model)
+        one, other = (
+            gradients_of_step(
+                model,
+                parameters,
+                batch,
+                None,
+                step_plan_on(make_mesh(devices=jax.devices()[:size], **sizes), policy("fp64")),
+            )
+            for size, sizes in ((1, {}), (4, axes))
+        )
+        assert abs(float(one.loss) - float(other.loss)) <= 1e-10 * float(one.loss)
+        assert_equal_gradients(other.gradients, jax.tree.map(np.asarray, one.gradients), 1e-10)
