@@ -1,5 +1,7 @@
 """What a model of your own is refused for, in a line; nothing is compiled."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import pydantic
@@ -13,6 +15,7 @@ from geojax.models.own.work import flops, layer_products, own_flops
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.transformer import loss_sum, read_by_head
 from geojax.named_arrays import leaves_by_name
+from geojax.train.resume import module_note
 from geojax.trainer import _function_name
 
 SIZES = {"vocab_size": 29, "max_position_embeddings": 64}
@@ -113,3 +116,16 @@ def test_a_function_is_named_where_every_process_finds_it():
     assert _function_name(build) == "support.own_models:build"
     with pytest.raises(UserError, match="no function at the top of a module"):
         _function_name(lambda vocab_size: None)
+
+
+def test_another_file_of_the_model_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "an_own_model.py"
+    module.write_text("from support.own_models import build\n")
+    model = OwnModel(module="an_own_model:build", **SIZES)
+    config, saved = types.SimpleNamespace(model=model), {"module_digest": model.digest, "step": 7}
+    assert module_note(saved, config) is None
+    module.write_text("from support.own_models import build as build  # as it was\n")
+    said = "changed since step 7: the file of model.module an_own_model:build"
+    assert module_note(saved, config) == said

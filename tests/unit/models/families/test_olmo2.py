@@ -28,9 +28,10 @@ def test_the_preset_has_the_published_count():
     assert parameter_count(model) == 7_298_617_344
 
 
-@pytest.mark.parametrize("tensor", [2, 4])
-@pytest.mark.parametrize("sequence", [False, True])
-@pytest.mark.parametrize("remat", ["none", "full"])
+@pytest.mark.parametrize(
+    ("tensor", "sequence", "remat"),
+    [(2, False, "none"), (2, True, "full"), (4, False, "selective"), (4, True, "none")],
+)
 def test_ranks_of_tensor_give_what_one_device_gives(tensor, sequence, remat):
     with jax.enable_x64():
         policy64 = policy("fp64")
