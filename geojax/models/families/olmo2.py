@@ -132,6 +132,7 @@ OLMO2 = Family(
     implied=SWIGLU | {"sandwich_norm": True},
     fixed=SILU,
     rates=ATTENTION_DROPOUT,
+    written={"pad_token_id": None},
     tensors=(
         *EMBEDDING_AND_HEAD,
         *(rule for rule in ATTENTION if "norm" not in rule.name),

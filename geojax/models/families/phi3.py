@@ -81,6 +81,7 @@ PHI3 = Family(
     implied=SWIGLU,
     fixed=SILU,
     rates=ATTENTION_DROPOUT,
+    written={"pad_token_id": None},
     unwritten={"attention_bias": False},
     # It tells where longrope changes its factors.
     ignored_keys=frozenset({"original_max_position_embeddings"}),

@@ -91,6 +91,7 @@ SMOLLM3 = Family(
     implied=SWIGLU,
     fixed=SILU | {"use_sliding_window": False},
     rates=ATTENTION_DROPOUT,
+    written={"pad_token_id": None},
     ignored_keys=frozenset({"no_rope_layer_interval", "sliding_window", "layer_types"}),
     tensors=EMBEDDING_AND_HEAD + ATTENTION + FEED_FORWARD,
     rope_theta=2_000_000.0,

@@ -118,6 +118,9 @@ class Family:
     rates: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Keys of rates that end with training, such as the dropout of attention weights: any is read
     and left, and the one here, which is geojax's, is written."""
+    written: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Neutral keys that are written so: transformers has defaults of them that do not suit every
+    model."""
     ignored_keys: frozenset[str] = frozenset()
     """Further keys of `config.json` that leave the logits as they are."""
     nested_in: str | None = None
@@ -196,7 +199,7 @@ class Family:
             if key.is_written:
                 value = getattr(model, key.fields[0]) if key.write is None else key.write(model)
                 content[key.name] = value
-        content |= {**self.fixed, **self.rates}
+        content |= {**self.fixed, **self.rates, **self.written}
         if self.has_rope:
             content |= write_rope(
                 model.rope_parameters,
