@@ -1,4 +1,4 @@
-"""Runs with real processes: eight of them in continuous integration, all with --all."""
+"""Runs with real processes: nine of them in continuous integration, all with --all."""
 
 import pytest
 from support.island_jobs import SETTINGS
@@ -16,8 +16,10 @@ RING = {
     "test_islands.py::test_two_jobs_train_as_one_program",
     # FP8, and weights from and to Hugging Face's files.
     "test_weights_in_and_out.py::test_weights_come_in_are_trained_in_fp8_and_go_out",
+    # A model of anybody's modules.
+    "test_runs_of_own_models.py::test_a_state_space_trains_in_one_program_and_resumes_to_the_bit",
 }
-"""Both joins: eight runs, one of which is a test with two parameters."""
+"""Both joins: nine runs, one of which is a test with two parameters."""
 
 
 def pytest_collection_modifyitems(items):
