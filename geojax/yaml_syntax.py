@@ -160,3 +160,10 @@ _Loader.yaml_implicit_resolvers = {
 # YAML 1.1, which PyYAML follows, takes 1e-3 for a string because it has no dot.
 _NUMBER = re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
+
+
+class Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
+    """PyYAML's safe dumper, which quotes text that `parse` would take for a number."""
+
+
+Dumper.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))

@@ -9,6 +9,7 @@ import yaml
 
 from geojax.checkpoint.lock import FolderLock
 from geojax.errors import UserError
+from geojax.yaml_syntax import Dumper
 
 
 class RunDirectory:
@@ -62,7 +63,7 @@ class RunDirectory:
         """Write the resolved `config` (plain YAML values) as config.yaml, atomically."""
         temporary = self.config.with_suffix(".yaml.tmp")
         with temporary.open("w", encoding="utf-8") as file:
-            yaml.safe_dump(dict(config), file, sort_keys=False, allow_unicode=True)
+            yaml.dump(dict(config), file, Dumper, sort_keys=False, allow_unicode=True)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self.config)

@@ -13,6 +13,7 @@ from geojax.errors import UserError
 from geojax.settings import load_yaml, validate
 from geojax.step.resolved import DescribedDevice, Origin, RuntimeDevices, Step
 from geojax.topology import Topology
+from geojax.yaml_syntax import Dumper
 
 MOST_BYTES = 1 << 24
 """Size of the largest step.yaml: that of 131,072 microbatches of all chunks has 4 MB."""
@@ -74,7 +75,7 @@ def write_step(step: Step, path: Path) -> Path | None:
         yaml.dump(
             step.model_dump(mode="json"),
             file,
-            Dumper=yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper,
+            Dumper=Dumper,
             sort_keys=False,
             allow_unicode=True,
             width=100,

@@ -26,8 +26,6 @@ from geojax.models.parallel.parallelism import Parallelism
 _OF_SEQUENCES = ("sequence_indices", "positions", "segment_ids")
 """Fields of the context that have a dim of sequences."""
 
-_AXES = ("tensor", "sequence", "context", "expert")
-
 Path = tuple[Any, ...]
 """Attributes and places in lists that lead to a variable."""
 
@@ -162,7 +160,8 @@ class OwnParts:
         Raises:
             UserError: a block does not say that it supports an axis.
         """
-        wanted = {axis for axis in _AXES if getattr(parallelism, axis) > 1}
+        axes = ("tensor", "sequence", "context", "expert")
+        wanted = {axis for axis in axes if getattr(parallelism, axis) > 1}
         for part in self.period:
             if lacking := sorted(wanted - part.supports):
                 raise UserError(
@@ -209,10 +208,9 @@ def built(model: ModelSource, compute: ComputeSettings, key: jax.Array) -> Decod
         UserError: it returns something else.
     """
     with_these = {"rngs": nnx.Rngs(key), "compute": compute}
-    taken = inspect.signature(model.function).parameters
-    given = {name: value for name, value in with_these.items() if name in taken}
+    taken = with_these.keys() & inspect.signature(model.function).parameters.keys()
     with nnx.use_eager_sharding(False):
-        made = model.function(**model.arguments, **given)
+        made = model.function(**model.arguments, **{name: with_these[name] for name in taken})
     if not isinstance(made, Decoder):
         raise UserError(
             f"model.module {model.module}: returns {type(made).__name__}; a geojax.models.Decoder "

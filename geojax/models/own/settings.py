@@ -89,8 +89,7 @@ class OwnModel(Settings):
     def digest(self) -> str:
         """SHA-256 of the file of `module`; "" where it has none, as in a notebook."""
         _function(self.module)  # which imports it
-        module = sys.modules[self.module.partition(":")[0]]
-        path = getattr(module, "__file__", None)
+        path = getattr(sys.modules[self.module.partition(":")[0]], "__file__", None)
         return "" if path is None else hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
     @pydantic.field_validator("module")
@@ -106,10 +105,8 @@ class OwnModel(Settings):
             return self
         for name in self.arguments:
             if name not in parameters or name in BUILT_WITH:
-                known = sorted(parameters.keys() - BUILT_WITH)
-                raise ValueError(
-                    f"{self.module} takes no argument '{name}'; {did_you_mean(name, known)}"
-                )
+                near = did_you_mean(name, sorted(parameters.keys() - BUILT_WITH))
+                raise ValueError(f"{self.module} takes no argument '{name}'; {near}")
         for name, each in parameters.items():
             if each.default is each.empty and name not in BUILT_WITH | self.arguments.keys():
                 raise ValueError(f"{self.module} needs the argument '{name}'; give it as a key")

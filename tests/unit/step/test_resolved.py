@@ -21,6 +21,7 @@ from geojax.step.resolved import (
     Step,
 )
 from geojax.step.step_file import read_step, write_step
+from geojax.yaml_syntax import Dumper, parse
 
 CONFIG = {"steps": 3, "model": {"a": 1}}
 ORIGIN = Origin(
@@ -89,6 +90,11 @@ STEPS = st.builds(
     notes=st.lists(LINES, max_size=3).map(tuple),
     origin=st.just(ORIGIN),
 )
+
+
+@pytest.mark.parametrize("text", ["0E0", "1e-3", "-2E+5", "3"])
+def test_text_that_looks_like_a_number_stays_text(text):
+    assert parse(yaml.dump({"line": text}, Dumper=Dumper)) == {"line": text}
 
 
 @given(STEPS)
