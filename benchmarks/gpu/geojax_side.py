@@ -34,6 +34,7 @@ from geojax.planner.memory import CompiledMemory, step_memory
 from geojax.precision import Backend, chosen_backend, policy, policy_names
 from geojax.runtime import apply_xla_flags, flags_in_force
 from geojax.runtime.xla_flags import expected_platform
+from geojax.step.config_plan import scans_layers
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
 from geojax.step.state import initial_state, state_layouts
@@ -105,8 +106,10 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     settings = OptimizerSettings(**OPTIMIZER)
     backend = {"fp8_backend": work["backend"]} if "backend" in work else {}
     sizes = BatchSettings(global_batch_size=work["rows"], sequence_length=work["sequence"])
-    layout = Layout(batch=sizes, remat=work["remat"], precision=work["precision"])
+    chosen = {name: work[name] for name in ("remat", "precision", "scan_layers")}
+    layout = Layout(batch=sizes, **chosen)
     mesh = make_mesh(devices=jax.devices()[:1])
+    layout = layout.changed(scan_layers=scans_layers(layout, model, mesh))
     plan = StepPlan(mesh, policy(work["precision"]), layout, **backend)
     optimizer = make_optimizer(settings, FOREVER)
     schedule = learning_rate_schedule(settings, FOREVER)

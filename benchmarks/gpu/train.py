@@ -177,6 +177,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="sequences in a step; default: 4")
     parser.add_argument("--layers", type=int, help="of the 8B shape; default: as many as fit")
     parser.add_argument("--remat", default="none", help="geojax's rematerialization")
+    parser.add_argument("--scan-layers", default="auto", help="geojax's: auto, true or false")
     parser.add_argument("--output", type=Path, help=f"JSON; default on a GPU: {RESULTS.name}")
     arguments = parser.parse_args()
     if arguments.steps is not None and arguments.steps < 2:
@@ -212,6 +213,7 @@ def main() -> None:
     for name in arguments.models or works:
         work = works[name] | {"steps": arguments.steps or (20 if toy else 100)}
         work |= {"block": max(1, work["steps"] // 10), "remat": arguments.remat}
+        work |= {"scan_layers": arguments.scan_layers}
         work |= {"rows": arguments.rows} if arguments.rows else {}
         results: dict[str, dict[str, Any]] = {}
         record["models"][name] = work | {"results": results}

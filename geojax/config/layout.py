@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import pydantic
 
@@ -56,6 +56,11 @@ class Layout(Settings):
     remat: Remat = "none"
     """Rematerialization: activations that the backward pass computes again. none: no activations.
     selective: all but the results of matmuls. full: all inside a layer."""
+
+    scan_layers: bool | Literal["auto"] = "auto"
+    """Loop over the layers. false: the program holds each layer by itself, takes less time and
+    memory and four times as long to compile. "auto": false on GPUs for at most 64 layers, where it
+    can be: in one program without pipeline stages or ZeRO 3."""
 
     communication: CommunicationSettings = CommunicationSettings()
     """Buckets and compression of the gradients."""
@@ -125,6 +130,25 @@ class Layout(Settings):
             raise ValueError(
                 "communication.overlap_grad_reduce requires dc.role=data where there are pipeline "
                 "stages: with dc.role=stage the sites sum no gradients. Remove overlap_grad_reduce"
+            )
+        return self
+
+    @property
+    def needs_layer_loops(self) -> str | None:
+        """The setting for which layers stand in loops, if any."""
+        if self.pipeline_stages > 1:
+            return f"{self.pipeline_stages} pipeline stages"
+        if self.dc.join == "islands":
+            return "dc.join=islands"
+        return "zero.stage=3" if self.zero.stage == 3 else None
+
+    @pydantic.model_validator(mode="after")
+    def _layers_can_be_unrolled(self) -> Self:
+        needed_for = self.needs_layer_loops
+        if self.scan_layers is False and needed_for is not None:
+            raise ValueError(
+                f"scan_layers=false cannot be with {needed_for}, whose layers are computed in "
+                "loops. Remove scan_layers"
             )
         return self
 

@@ -184,7 +184,8 @@ def phases_of_step(
     of_layers = gradients.layer_shards if in_shards else gradients.layers
     of_others = gradients.other_shards if in_shards else gradients.others
     sums = of_layers + of_others if several else 0
-    filling = 0 if several else of_layers
+    # Unrolled, gradients take the place of activations.
+    filling = 0 if several or layout.scan_layers is False else of_layers
     if overlaps:
         filling = gradients.layer_shards
         if gradients.has_errors and layers > 2 * bucket:  # fewer layers are in no loop

@@ -126,7 +126,7 @@ class ForwardBackward:
 
         Args:
             non_layer_params: this rank's weights in no layer, gathered.
-            layers: the layers' weights, for each of the spans of `StepPlan.matmul`.
+            layers: the layers' weights, from `geojax.step.gather.step_weights`.
             batch: this rank's part of the microbatch.
             sink: takes the gradients of the layers.
             sums: the sink's, so far.
@@ -138,6 +138,8 @@ class ForwardBackward:
             batch, after_result = lax.optimization_barrier((batch, after_result))
             batch = after(batch, after_result)
         plan, chunk = self.plan, self.whole_model
+        if not plan.scans_layers:
+            chunk = dataclasses.replace(chunk, layers=chunk.layers.unrolled)
         context = chunk.functions.context(batch)
         forward = chunk.forward(
             self._chunk_weights(non_layer_params, layers),

@@ -25,7 +25,13 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from geojax.collectives import all_gather
 from geojax.collectives.axes import to_varying, varying_axes, zero_after
 from geojax.models import AnyModel, Parameters
-from geojax.models.chunk.layer_io import LayerWeights, StackedWeights, WeightSource, layer_slice
+from geojax.models.chunk.layer_io import (
+    LayersFrom,
+    LayerWeights,
+    StackedWeights,
+    WeightSource,
+    layer_slice,
+)
 from geojax.optim.leaf_groups import map_by_group, shard_axes, shard_dim
 from geojax.precision import QuantizedWeight, Weight, attach_amax, is_quantized_weight
 from geojax.sharding import LeafLayout
@@ -214,7 +220,7 @@ class StepWeights(NamedTuple):
     non_layer_params: Parameters
     """The weights in no layer, gathered."""
     layers: list[LayerWeights]
-    """The weights of the layers of each span of `StepPlan.matmul`."""
+    """The weights of the layers of each span of `StepPlan.matmul`, or of each layer."""
     zero: jax.Array
     """The zero of `zero_after`: it is known when all of them are gathered that will be at once."""
 
@@ -264,6 +270,12 @@ def step_weights(
         else LayerWeights(WeightsWithAmax(source, own_amax), prefetched=weights)
         for source, own_amax, weights in zip(shards_of_span, amax_of_span, gathered, strict=True)
     ]
+    if not plan.scans_layers:
+        spans = [
+            LayerWeights(LayersFrom(own.source, number))
+            for own, weights in zip(spans, gathered, strict=True)
+            for number in range(len(jax.tree.leaves(weights)[0]))
+        ]
     return StepWeights(non_layer_params, spans, zero)
 
 

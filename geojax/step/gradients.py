@@ -222,6 +222,7 @@ def batch_loss(
 
     It goes by microbatches as the step does, so that it needs no more memory than the step.
     """
+    plan = plan.in_loops
     run = ForwardBackward(model, plan, None)
     microbatches = split_microbatches(batch, plan)
     if plan.staged_layers is not None:

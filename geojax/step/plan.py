@@ -141,6 +141,16 @@ class StepPlan:
         return zero.stage == 3 and zero.reshard_after_forward
 
     @property
+    def scans_layers(self) -> bool:
+        """True if the step loops over layers; False if its program holds each of them by itself."""
+        return self.layout.scan_layers is not False
+
+    @property
+    def in_loops(self) -> "StepPlan":
+        """The same plan with a loop over the layers."""
+        return dataclasses.replace(self, layout=self.layout.changed(scan_layers=True))
+
+    @property
     def parallelism(self) -> Parallelism:
         """The sharding of model and sequences on the mesh."""
         return self.layout.model_parallelism

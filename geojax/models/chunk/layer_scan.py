@@ -10,7 +10,8 @@ each layer what `weight_gradients`, at any later time, makes the gradients of.
 
 Layers lie in *spans*, consecutive ones that one function computes. A span's number of layers is
 static and its loop a `lax.scan`; a single span may also have a number that only the running program
-knows, in a `fori_loop`. What a loop prefetches, stores and reduces is up to its weight sources,
+knows, in a `fori_loop`. Layers may be unrolled: each is a span of its own, in no loop, and what it
+keeps is in no stack. What a loop prefetches, stores and reduces is up to its weight sources,
 stores and sinks (`geojax.models.chunk.layer_io`): a message can travel while a layer is computed
 that does not wait for it.
 """
@@ -26,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from geojax.collectives import after
+from geojax.collectives import after, barrier
 from geojax.collectives.axes import typed_like, unwritten, vary_over, varying_axes, zero_after
 from geojax.models.chunk.layer_io import (
     GradientSink,
@@ -101,6 +102,14 @@ class Layers:
     """Keeps the stash of each layer's split backward."""
     split: SplitBackward | None = None
     """The two halves of a layer's backward; None: it is split where it is traced."""
+    is_unrolled: bool = False
+    """True if each layer is a span of its own."""
+
+    @property
+    def unrolled(self) -> "Layers":
+        """The same layers, each a span of its own."""
+        spans = [LayerSpan(1, span.layer) for span in self.spans for _ in range(int(span.count))]
+        return dataclasses.replace(self, spans=tuple(spans), is_unrolled=True)
 
     def stacked_weights(self, stacked: Parameters) -> list[LayerWeights]:
         """Return the weights of each span, of layers that are stacked on a leading dim."""
@@ -238,13 +247,19 @@ class Layers:
             number = self.first_layer + starts[span] + index
             kept = self.store.get(residuals[span], index)
             count = self.spans[span].count
-            if isinstance(count, int) and count == 1:
+            if self.is_unrolled:
+                # XLA would keep what later layers leave for their weights, or compute this one
+                # again while others still go forwards.
+                kept, x_cotangent = barrier((kept, x_cotangent))
+            elif isinstance(count, int) and count == 1:
                 # XLA unrolls a loop of one iteration, and could compute its layer again while
                 # others still go forwards.
                 kept = after(kept, x_cotangent)
             gradient, made = kept.backward(
                 (x_cotangent, balance_cotangent), again=(own, number, context)
             )
+            if self.is_unrolled:
+                made, gradient = barrier((made, gradient))
             return (typed_like(made, x_cotangent), prefetched), gradient
 
         def iteration(

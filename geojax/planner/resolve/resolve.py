@@ -120,6 +120,7 @@ def _settled(layout: Layout, bucket_layers: int) -> Layout:
     given = {name: getattr(layout.communication, name) for name in chosen}
     buckets = {name: chosen[name] if value == "auto" else value for name, value in given.items()}
     ticks = layout.pipeline.hop_ticks
+    layout = layout.changed(scan_layers=True)
     return settled(layout, buckets, 1 if ticks == "auto" else ticks)
 
 

@@ -73,6 +73,9 @@ DIMENSIONS = (
     Dimension("sharding across sites", ("zero.across_sites",), _between_sites(_across_sites)),
     Dimension("microbatches", ("batch.microbatches",)),
     Dimension("remat", ("remat",), _if_several("remats", "that of the measured times")),
+    Dimension(
+        "loops over layers", ("scan_layers",), _always("by platform and size, as a run does")
+    ),
     Dimension("schedule", ("pipeline.schedule",)),
     Dimension("memory limit", ("pipeline.memory_limit",)),
     Dimension(
