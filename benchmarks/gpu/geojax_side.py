@@ -25,7 +25,8 @@ from geojax.config.layout import Layout
 from geojax.config.layout_sections import BatchSettings
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
-from geojax.models import ModelConfig, model_flops, parameter_count
+from geojax.models import ModelConfig, parameter_count
+from geojax.models.flops import model_flops
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.layout import LayoutCandidate

@@ -60,7 +60,8 @@ class Layout(Settings):
     scan_layers: bool | Literal["auto"] = "auto"
     """Loop over the layers. false: the program holds each layer by itself, takes less time and
     memory and four times as long to compile. "auto": false on GPUs for at most 64 layers, where it
-    can be: in one program without pipeline stages or ZeRO 3."""
+    can be: in one program that sends nothing while layers are computed (data-parallel ranks with
+    ZeRO 0 or 1 and without overlap_grad_reduce)."""
 
     communication: CommunicationSettings = CommunicationSettings()
     """Buckets and compression of the gradients."""
@@ -140,15 +141,20 @@ class Layout(Settings):
             return f"{self.pipeline_stages} pipeline stages"
         if self.dc.join == "islands":
             return "dc.join=islands"
-        return "zero.stage=3" if self.zero.stage == 3 else None
+        for axis in ("expert", "context", "tensor"):
+            if (size := getattr(self.mesh, axis)) > 1:
+                return f"mesh.{axis}={size}"
+        if self.communication.overlap_grad_reduce is True:
+            return "communication.overlap_grad_reduce"
+        return f"zero.stage={self.zero.stage}" if self.zero.stage >= 2 else None
 
     @pydantic.model_validator(mode="after")
     def _layers_can_be_unrolled(self) -> Self:
         needed_for = self.needs_layer_loops
         if self.scan_layers is False and needed_for is not None:
             raise ValueError(
-                f"scan_layers=false cannot be with {needed_for}, whose layers are computed in "
-                "loops. Remove scan_layers"
+                f"scan_layers=false cannot be with {needed_for}: what is sent beside the layers "
+                "needs loops over them. Remove scan_layers"
             )
         return self
 

@@ -2,7 +2,6 @@
 
 from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig, RopeParameters
-from geojax.models.flops import model_flops
 from geojax.models.own.decoder import Decoder
 from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.parallel.limits import check_parallelism
@@ -38,7 +37,6 @@ __all__ = [
     "is_matrix_or_table",
     "logits",
     "loss_sum",
-    "model_flops",
     "parameter_count",
     "parameter_shapes",
     "partitions",

@@ -160,7 +160,8 @@ def choose_buckets(
     room = int(MEMORY_SHARE * (memory_bytes or UNKNOWN_MEMORY_BYTES))
     overlaps = [plan.overlap_grad_reduce]
     if "overlap_grad_reduce" in auto:
-        overlaps = [False] if times is None else [False, True]
+        hides = times is not None and plan.scans_layers
+        overlaps = [False, True] if hides else [False]
 
     def candidates() -> Iterator[StepPlan]:
         for overlap in overlaps:

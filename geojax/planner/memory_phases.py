@@ -184,8 +184,7 @@ def phases_of_step(
     of_layers = gradients.layer_shards if in_shards else gradients.layers
     of_others = gradients.other_shards if in_shards else gradients.others
     sums = of_layers + of_others if several else 0
-    # Unrolled, gradients take the place of activations.
-    filling = 0 if several or layout.scan_layers is False else of_layers
+    filling = 0 if several else of_layers
     if overlaps:
         filling = gradients.layer_shards
         if gradients.has_errors and layers > 2 * bucket:  # fewer layers are in no loop
@@ -197,6 +196,8 @@ def phases_of_step(
     if overlaps:  # so do the others of its bucket, and those of the bucket that is computed
         behind_head += max(min(2 * bucket, layers) - 2, 0) * pieces.layer_gradient
     activations = layers * pieces.held.before_backward + pieces.embedding_held + pieces.stream
+    # Without a loop, a layer's gradient takes the place of its activations.
+    replaced = 0 if layout.scan_layers else min(filling, activations)
     return {
         "head": {
             "gathered weights": weights,
@@ -206,7 +207,7 @@ def phases_of_step(
         },
         "backward": {
             "gathered weights": weights,
-            "gradients": behind_head,
+            "gradients": behind_head - replaced,
             "activations": activations,
             "layer workspace": pieces.layer_backward + copied,
             ATTENTION: pieces.attention,

@@ -80,6 +80,17 @@ MULTI_STREAM_OPTIONS: dict[str, str | bool] = {
 """Compiler options of one program for GPUs that reduces gradients inside and between sites while
 its backward pass runs."""
 
+UNROLLED_OPTIONS: dict[str, str | bool] = {
+    # XLA's own choice, and branches and loops. A branch is then chosen on the GPU: otherwise the
+    # host waits for attention's choice of a kernel in each layer, which took 5 ms of a step of
+    # 275 ms. What has a collective in it stays as it is.
+    "xla_gpu_enable_command_buffer": (
+        "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,CONDITIONAL,WHILE"
+    ),
+}
+"""Compiler options of one program for GPUs that holds each layer by itself: nearly all of it are
+CUDA graphs."""
+
 CUSTOM_PRODUCTS_OPTIONS: dict[str, str | bool] = {
     # XLA otherwise lets a custom call write into the stack of what a loop keeps, and makes the call
     # once more for whoever else reads its result.

@@ -68,7 +68,6 @@ def plan_of_layout(
     """
     communication = layout.communication
     staged = staged_layers(layout)
-    layout = layout.changed(scan_layers=scans_layers(layout, config.model, mesh))
     return StepPlan(
         mesh=mesh,
         policy=policy_of(layout.precision, config.fp8),
@@ -95,7 +94,10 @@ def plan_of_layout(
 
 
 def scans_layers(layout: Layout, model: AnyModel, mesh: Mesh) -> bool:
-    """Return True if the step of a model on a mesh loops over its layers."""
+    """Return True if the step of a model on a mesh loops over its layers.
+
+    XLA for GPUs would send what a loop sends beside each layer after all of them.
+    """
     if layout.scan_layers != "auto":
         return layout.scan_layers
     fewer = model.num_stacked_layers <= MOST_UNROLLED_LAYERS

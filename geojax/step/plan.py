@@ -21,6 +21,7 @@ from geojax.runtime.xla_flags import (
     FP8_OPTIONS,
     MULTI_STREAM_OPTIONS,
     ONE_CLIQUE_OPTIONS,
+    UNROLLED_OPTIONS,
 )
 from geojax.sharding import SHARD_AXES
 from geojax.step.stage_layers import StagedLayers
@@ -167,6 +168,8 @@ class StepPlan:
         options = by_backend.get(self.fp8_backend, {})
         if self.grouped_matmul and platform_of(self.mesh) is GPU:
             options = options | CUSTOM_PRODUCTS_OPTIONS
+        if not self.scans_layers and platform_of(self.mesh) is GPU:
+            options = options | UNROLLED_OPTIONS
         if self._reduces_in_two_phases_beside_compute:
             options = options | MULTI_STREAM_OPTIONS
         if self.tick_program is not None and platform_of(self.mesh) is GPU:

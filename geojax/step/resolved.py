@@ -227,6 +227,9 @@ class Step(Settings):
     sites: tuple[IslandWork, ...] = ()
     """The work of each site with `dc.join: islands` and `dc.role: data`; empty otherwise."""
 
+    flops_per_token: Annotated[float, pydantic.Field(ge=0, le=1e30)] | None = None
+    """FLOPs of the model for a token, forwards and backwards; null: not counted."""
+
     seconds: Figure | None = None
     """Time of a step; null: it could not be predicted."""
 

@@ -4,7 +4,6 @@ import dataclasses
 
 from geojax.accelerators import accelerator_of
 from geojax.config.run_config import RunConfig
-from geojax.models import model_flops
 from geojax.step.plan import StepPlan
 
 
@@ -15,8 +14,8 @@ class RunFacts:
     tokens_per_step: int
     """Tokens of a global batch, padding included."""
 
-    flops_per_token: float
-    """Model FLOPs of forward and backward; recomputation does not count."""
+    flops_per_token: float | None
+    """Model FLOPs of forward and backward; recomputation does not count. None: not counted."""
 
     peak_flops: float | None = None
     """FLOP/s of all devices together in the compute dtype; None where they are not known."""
@@ -25,18 +24,21 @@ class RunFacts:
     """Bytes that all devices of a site send to other sites in a step; None with one site."""
 
     def model_flops_utilization(self, tokens_per_second: float) -> float | None:
-        """Return the share of the peak that goes into the model; None without a known peak."""
-        if not self.peak_flops:
+        """Return the share of the peak that goes into the model; None where one is not known."""
+        if not self.peak_flops or self.flops_per_token is None:
             return None
         return self.flops_per_token * tokens_per_second / self.peak_flops
 
 
-def run_facts(config: RunConfig, plan: StepPlan, sent_bytes: float | None) -> RunFacts:
+def run_facts(
+    config: RunConfig, plan: StepPlan, flops_per_token: float | None, sent_bytes: float | None
+) -> RunFacts:
     """Return the facts of a run whose step has a `plan` on the mesh of one or of all sites.
 
     Args:
         config: the run.
         plan: its step.
+        flops_per_token: the model's; None: an earlier version resolved the step.
         sent_bytes: bytes that a site sends to others in a step; None with one site.
     """
     mesh, sequence = plan.mesh, config.batch.sequence_length
@@ -45,7 +47,7 @@ def run_facts(config: RunConfig, plan: StepPlan, sent_bytes: float | None) -> Ru
     devices = mesh.devices.size // mesh.shape["dc"] * config.mesh.dc
     return RunFacts(
         tokens_per_step=config.batch.global_batch_size * sequence,
-        flops_per_token=model_flops(config.model, sequence),
+        flops_per_token=flops_per_token,
         peak_flops=peak * devices if peak else None,
         cross_site_bytes=sent_bytes,
     )

@@ -360,7 +360,9 @@ class Trainer:
         comparison = self._comparison(writer)
         loop: TrainingLoop[Any] = TrainingLoop(
             runtime=self.runtime,
-            facts=run_facts(config, self.runtime.plan, self.runtime.sent_bytes),
+            facts=run_facts(
+                config, self.runtime.plan, self.resolved.flops_per_token, self.runtime.sent_bytes
+            ),
             config=config,
             loader=self.loader,
             checkpointer=self.checkpointer,

@@ -144,6 +144,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "accumulation": ("", "accumulation"),
     "bucket_bytes": (None, 65536),
     "trained": ("all", "adapters"),
+    "loops": ("", "unrolled"),
 }
 """The values of each field of `Case`; the first is the simplest."""
 
@@ -207,6 +208,8 @@ class Case:
     bucket_bytes: int | None = None
     trained: str = "all"
     """"adapters": low-rank adapters, all else frozen."""
+    loops: str = ""
+    """"unrolled": the program holds each layer by itself."""
 
     def __str__(self) -> str:
         values = {name: getattr(self, name) for name in FACTORS}
@@ -234,6 +237,10 @@ class Case:
             return "one device is what all are compared with"
         if self.zero == "1 across sites" and (self.dc == 1 or self.through_sites):
             return "state is shared across replicas"
+        if self.loops and (self.schedule or self.join == "islands"):
+            return "layers of stages and islands are in loops"
+        if self.loops and (self.overlap or self.zero[0] in "23"):
+            return "what is sent beside layers is in loops over them"
         if self.overlap and self.through_sites:
             return "stages that are sites reduce nothing between them"
         try:
@@ -426,6 +433,7 @@ class Case:
             "shard_across_sites": self.zero == "1 across sites",
             "overlap_grad_reduce": bool(self.overlap),
             "bucket_bytes": self.bucket_bytes,
+            "scan_layers": not self.loops,
             "wire_format": INT8 if self.precision == "int8" else None,
         }
 

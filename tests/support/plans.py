@@ -31,6 +31,7 @@ def step_plan_on(
     zero_stage: int = 1,
     shard_across_sites: bool = False,
     reshard_after_forward: bool = True,
+    scan_layers: bool = True,
     dc_role: DcRole = "data",
     **choices: Any,
 ) -> StepPlan:
@@ -50,5 +51,6 @@ def step_plan_on(
             global_batch_size=ranks * microbatches, sequence_length=16, microbatches=microbatches
         ),
         remat=remat,
+        scan_layers=scan_layers,
     )
     return StepPlan(mesh, policy, layout, **choices)

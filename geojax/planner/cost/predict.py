@@ -6,7 +6,8 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
-from geojax.models import AnyModel, model_flops
+from geojax.models import AnyModel
+from geojax.models.flops import model_flops
 from geojax.optim import OptimizerSettings
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import ComputeTimes, link_share

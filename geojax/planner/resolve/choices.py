@@ -12,7 +12,7 @@ from geojax.planner.buckets import CHOSEN
 from geojax.planner.resolve.link_plan import with_buckets
 from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, within_memory
 from geojax.planner.resolve.run_stages import chosen_layers
-from geojax.step.config_plan import plan_of_layout
+from geojax.step.config_plan import plan_of_layout, scans_layers
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import with_layers
 
@@ -29,7 +29,9 @@ def resolved_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
         ticks = choose_hop_ticks(config, staged).table
     plan = plan_of_layout(config, layout, mesh, ticks)
     plan = with_buckets(config, within_memory(config, plan))
-    return dataclasses.replace(plan, layout=settled_layout(plan))
+    layout = settled_layout(plan)
+    layout = layout.changed(scan_layers=scans_layers(layout, config.model, mesh))
+    return dataclasses.replace(plan, layout=layout)
 
 
 def settled_layout(plan: StepPlan) -> Layout:

@@ -10,6 +10,7 @@ from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
+from geojax.models.flops import model_flops
 from geojax.planner.memory import TracedStep
 from geojax.planner.resolve.changed_links import planned_for
 from geojax.planner.resolve.choices import resolved_plan, settled
@@ -61,6 +62,7 @@ def resolve(
         layout=made.layout,
         pipeline=made.pipeline,
         sites=made.sites,
+        flops_per_token=model_flops(config.model, config.batch.sequence_length),
         seconds=_seconds(config),
         bytes_between_sites=_bytes_between_sites(made.traced),
         memory_bytes=_memory_bytes(compared),

@@ -13,10 +13,10 @@ from geojax.models import (
     active_parameter_count,
     init_parameters,
     is_matrix_or_table,
-    model_flops,
     parameter_count,
     parameter_shapes,
 )
+from geojax.models.flops import model_flops
 from geojax.named_arrays import leaves_by_name
 
 

@@ -11,7 +11,8 @@ from geojax import make_mesh
 from geojax.accelerators import accelerator_named
 from geojax.collectives import BFLOAT16, INT8
 from geojax.mesh import AXES
-from geojax.models import ModelConfig, model_flops
+from geojax.models import ModelConfig
+from geojax.models.flops import model_flops
 from geojax.models.parameters import parameter_shapes
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline.execution.tick_program import TickProgram

@@ -13,7 +13,8 @@ from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.inference.loaded_model import weight_layouts
-from geojax.models import init_parameters, model_flops, parameter_count
+from geojax.models import init_parameters, parameter_count
+from geojax.models.flops import model_flops
 from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 from geojax.models.huggingface.write import CheckpointWriter
 from geojax.named_arrays import leaves_by_name

@@ -2,7 +2,8 @@ import pytest
 
 from geojax.accelerators import Accelerator, accelerator_named
 from geojax.errors import UserError
-from geojax.models import ModelConfig, model_flops
+from geojax.models import ModelConfig
+from geojax.models.flops import model_flops
 from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.simulator import iteration_seconds
