@@ -64,6 +64,7 @@ from geojax.models import (
     loss_sum,
     parameter_count,
 )
+from geojax.models.declaration import kind_by_name
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.optim.optimizer import decay_weights
 from geojax.precision import policy
@@ -133,7 +134,7 @@ def jit_step(work: Work, *, sharded_state: bool) -> tuple[Traffic, list[float]]:
     optimizer = optax.chain(
         optax.clip_by_global_norm(SETTINGS.clip_norm),
         optax.scale_by_adam(SETTINGS.beta1, SETTINGS.beta2, SETTINGS.epsilon),
-        decay_weights(lambda name: SETTINGS.of_leaf(name).weight_decay),
+        decay_weights(lambda name: SETTINGS.of_leaf(name, kind_by_name(name)).weight_decay),
         optax.scale_by_learning_rate(lambda count: SCHEDULE(count + 1)),
     )
 

@@ -10,6 +10,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from geojax.models import init_parameters
+from geojax.models.declaration import kind_by_name
 from geojax.optim.optimizer import decay_weights
 from geojax.step.plan import StepPlan
 from geojax.step.state import parameter_layouts
@@ -30,7 +31,7 @@ def automatic_side(plan: StepPlan) -> tuple[jax.stages.Compiled, Any, Callable[[
     optimizer = optax.chain(
         optax.clip_by_global_norm(SETTINGS.clip_norm),
         optax.scale_by_adam(SETTINGS.beta1, SETTINGS.beta2, SETTINGS.epsilon),
-        decay_weights(lambda name: SETTINGS.of_leaf(name).weight_decay),
+        decay_weights(lambda name: SETTINGS.of_leaf(name, kind_by_name(name)).weight_decay),
         optax.scale_by_learning_rate(lambda count: SCHEDULE(count + 1)),
     )
 

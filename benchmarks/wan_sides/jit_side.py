@@ -11,7 +11,8 @@ from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.hlo import collective_traffic
 from geojax.mesh import make_mesh
-from geojax.models import ModelConfig, init_parameters, is_matrix_or_table
+from geojax.models import ModelConfig, init_parameters
+from geojax.models.declaration import kind_by_name
 from geojax.models.transformer import loss_sum
 from geojax.optim.optimizer import decay_weights
 from wan_sides.jax_process import PATIENCE_SECONDS, join
@@ -31,7 +32,9 @@ class Worker:
         optimizer = optax.chain(
             optax.clip_by_global_norm(OPTIMIZER["clip_norm"]),
             optax.scale_by_adam(OPTIMIZER["beta1"], OPTIMIZER["beta2"], OPTIMIZER["epsilon"]),
-            decay_weights(lambda name: OPTIMIZER["weight_decay"] * is_matrix_or_table(name)),
+            decay_weights(
+                lambda name: OPTIMIZER["weight_decay"] * (kind_by_name(name) != "vector")
+            ),
             optax.scale_by_learning_rate(OPTIMIZER["peak_learning_rate"]),
         )
 

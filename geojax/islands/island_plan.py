@@ -16,7 +16,7 @@ from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.site_state import site_layouts
 from geojax.mesh import make_mesh
-from geojax.models import AnyModel
+from geojax.models import AnyModel, parameter_kinds
 from geojax.optim import learning_rate_schedule, make_optimizer
 from geojax.step.batches import sequences_of_process
 from geojax.step.config_plan import plan_of_layout
@@ -120,7 +120,7 @@ def site_programs(config: RunConfig, part: SitePart, plan: StepPlan) -> SiteProg
         part: what the stage holds of the model.
         plan: its step, on its own mesh.
     """
-    optimizer = make_optimizer(config.optimizer, config.steps)
+    optimizer = make_optimizer(config.optimizer, config.steps, parameter_kinds(config.model))
     schedule = learning_rate_schedule(config.optimizer, config.steps)
     layouts, own = site_layouts(part, optimizer, plan), config.of_one_stage.batch
     batch = batch_shape(own.global_batch_size, own.sequence_length)

@@ -11,9 +11,8 @@ from geojax.models.parameters import (
     Parameters,
     active_parameter_count,
     init_parameters,
-    is_matrix_of_layers,
-    is_matrix_or_table,
     parameter_count,
+    parameter_kinds,
     parameter_shapes,
 )
 from geojax.models.transformer import Batch, logits, loss_sum
@@ -33,11 +32,10 @@ __all__ = [
     "active_parameter_count",
     "check_parallelism",
     "init_parameters",
-    "is_matrix_of_layers",
-    "is_matrix_or_table",
     "logits",
     "loss_sum",
     "parameter_count",
+    "parameter_kinds",
     "parameter_shapes",
     "partitions",
 ]

@@ -7,7 +7,7 @@ them (initial values, sharding, FP8) reads them off `declared`.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,13 @@ from flax import nnx
 
 Parameters = dict[str, Any]
 """Nested dict of arrays (or of their shapes, or of anything else leaf by leaf)."""
+
+Kind: TypeAlias = Literal["matrix", "table", "vector", "adapter"]
+"""Parameters as an optimizer tells them apart: matrices of layers; tables and the head's matrix;
+scales, biases and sinks; and halves of adapters."""
+
+KindOf: TypeAlias = Callable[[str], Kind]
+"""The kind of a parameter by its dotted name."""
 
 Initial: TypeAlias = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 """Draws initial values from a key and a shape, in float32."""
@@ -50,6 +57,9 @@ class Declaration:
     """True if a rank of `tensor` that holds all of the parameter computes a part of its gradient,
     also where ranks do not share the sequence."""
 
+    kind: Kind | None = None
+    """Kind of parameter, for the optimizer. None: its name says it (`kind_by_name`)."""
+
     fp8: bool = False
     """True if a layer with an FP8 recipe multiplies by it in FP8."""
 
@@ -64,10 +74,26 @@ class Declaration:
         return cls(parameter.get_value().shape, **{name: told[name] for name in facts})
 
 
-def parameter(shape: tuple[int, ...], initial: Initial, **facts: Any) -> nnx.Param:
+def parameter(
+    shape: tuple[int, ...], initial: Initial, *, kind: Kind = "vector", **facts: Any
+) -> nnx.Param:
     """Declare a parameter by a shape, its initial values and other fields of `Declaration`."""
-    made: nnx.Param = nnx.Param(jax.ShapeDtypeStruct(shape, jnp.float32), initial=initial, **facts)
+    value = jax.ShapeDtypeStruct(shape, jnp.float32)
+    made: nnx.Param = nnx.Param(value, initial=initial, kind=kind, **facts)
     return made
+
+
+def kind_by_name(name: str) -> Kind:
+    """Return the kind of a parameter that declares none, by its dotted name, as Flax gives names.
+
+    Flax calls a matrix "kernel" and a table "embedding".
+    """
+    *above, last = name.split(".")
+    if last == "embedding":
+        return "table"
+    if last == "kernel":
+        return "matrix" if "layers" in above[:1] else "table"
+    return "vector"
 
 
 def declared(module: nnx.Module) -> Parameters:

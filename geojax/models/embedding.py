@@ -31,8 +31,8 @@ class Table(nnx.Module):
     """A table of `entries` rows; `axis`: the mesh axis that shards them."""
 
     def __init__(self, entries: int, config: ModelConfig, axis: str | None = None):
-        initial = normal(config.initializer_range)
-        self.embedding = parameter((entries, config.hidden_size), initial, axes=(axis, None))
+        shape, initial = (entries, config.hidden_size), normal(config.initializer_range)
+        self.embedding = parameter(shape, initial, kind="table", axes=(axis, None))
 
 
 class Embedding(nnx.Module):

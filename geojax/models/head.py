@@ -47,9 +47,9 @@ class Head(nnx.Module):
         self.config, self.compute = config, compute
         shape, initial = (config.hidden_size, config.vocab_size), normal(config.initializer_range)
         if config.tie_word_embeddings:
-            self.embedding = parameter(shape[::-1], initial, axes=("tensor", None))
+            self.embedding = parameter(shape[::-1], initial, kind="table", axes=("tensor", None))
         else:
-            self.kernel = parameter(shape, initial, axes=(None, "tensor"))
+            self.kernel = parameter(shape, initial, kind="table", axes=(None, "tensor"))
 
     @classmethod
     def of(cls, last: Parameters, config: ModelConfig, compute: ComputeSettings) -> "Head":

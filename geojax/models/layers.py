@@ -78,14 +78,15 @@ class Linear(nnx.Module):
         stack, of_stack = ((experts,), ("expert",)) if experts else ((), ())
         declare = functools.partial(parameter, heads=heads)
         shape, axes = (*stack, inputs, outputs), (*of_stack, rows, columns)
-        self.kernel = declare(shape, normal(deviation), axes=axes, fp8=fp8)
+        self.kernel = declare(shape, normal(deviation), kind="matrix", axes=axes, fp8=fp8)
         if bias:
             # That of experts' outputs comes from one rank, before the ranks' outputs are summed.
             shape, axes = (*stack, outputs), (*of_stack, columns)
             self.bias = declare(shape, constant(0.0), axes=axes, in_parts=experts > 0)
         if config.lora is not None and target in config.lora.targets and not experts:
             # One is sharded as the kernel is, and the other is met in parts.
-            declare, rank = functools.partial(declare, in_parts=True), config.lora.rank
+            declare = functools.partial(declare, kind="adapter", in_parts=True)
+            rank = config.lora.rank
             self.lora_a = declare((inputs, rank), draw_lora_a, axes=(rows, None))
             self.lora_b = declare((rank, outputs), constant(0.0), axes=(None, columns))
         if (recipe := self.compute.matmul.recipe) is not None and recipe.history:

@@ -1,8 +1,7 @@
 """The parameter tree of a model: its modules' declarations, shapes, initial values and counts.
 
 Layers are stacked on a leading dim. Every matrix is called "kernel" and maps its second-last dim to
-its last one. Tables are called "embedding", and norms have a "scale" and perhaps a "bias". Weight
-decay can therefore go by a leaf's name.
+its last one. Tables are called "embedding", and norms have a "scale" and perhaps a "bias".
 """
 
 import functools
@@ -15,14 +14,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from geojax.models.block import block_of
-from geojax.models.declaration import Declaration, Parameters, declared, stacked
+from geojax.models.declaration import (
+    Declaration,
+    KindOf,
+    Parameters,
+    declared,
+    kind_by_name,
+    stacked,
+)
 from geojax.models.embedding import Embedding
 from geojax.models.head import Head
 from geojax.models.layers import Norm
-from geojax.models.lora import LORA_A, LORA_B
 from geojax.models.multi_token_prediction import MultiTokenPrediction
 from geojax.models.own.parts import own_initial_values, own_parts
 from geojax.models.own.settings import AnyModel, OwnModel
+from geojax.named_arrays import leaves_by_name
 
 
 @functools.lru_cache(maxsize=64)
@@ -140,15 +146,11 @@ def init_parameters(config: AnyModel, key: jax.Array, dtype: Any = jnp.float32) 
     return jax.tree_util.tree_map_with_path(initial, declarations(config))
 
 
-def is_matrix_or_table(name: str) -> bool:
-    """Return True for the dotted name of a matrix or a table, which weight decay applies to.
-
-    The other parameters are scales, biases and sinks.
-    """
-    return name.rpartition(".")[2] in ("kernel", "embedding", LORA_A, LORA_B)
-
-
-def is_matrix_of_layers(name: str) -> bool:
-    """Return True for the dotted name of a matrix in the layers: no table, and not the head."""
-    *above, last = name.split(".")
-    return last == "kernel" and ("dense_layers" in above or above[:1] in (["layers"], ["mtp"]))
+@functools.lru_cache(maxsize=64)
+def parameter_kinds(config: AnyModel) -> KindOf:
+    """Return the function that says what each parameter of a model is to an optimizer."""
+    kinds = {
+        name: declaration.kind or kind_by_name(name)
+        for name, declaration in leaves_by_name(declarations(config)).items()
+    }
+    return kinds.__getitem__

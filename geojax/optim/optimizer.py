@@ -20,7 +20,7 @@ import optax
 import pydantic
 
 from geojax.errors import UserError
-from geojax.models import is_matrix_or_table
+from geojax.models.declaration import Kind, KindOf, kind_by_name
 from geojax.models.moe.router import is_score_bias
 from geojax.named_arrays import leaf_name
 from geojax.optim.algorithms.adafactor import DIM_OF_MEANS
@@ -73,21 +73,22 @@ class LeafSettings(NamedTuple):
 
 
 def leaf_settings(
-    name: str, groups: Iterable[ParameterGroup], *, optimizer: str, weight_decay: float
+    name: str, kind: Kind, groups: Iterable[ParameterGroup], *, optimizer: str, weight_decay: float
 ) -> LeafSettings:
     """Return the settings of the parameter `name`.
 
     Args:
         name: dotted name.
+        kind: what it is.
         groups: the groups, the first of which that has the parameter counts.
         optimizer: the optimizer of a parameter in no group.
-        weight_decay: its weight decay, if it is a matrix or a table.
+        weight_decay: its weight decay, unless it is a vector.
     """
     own = next((group for group in groups if group.has(name)), None)
-    decay = weight_decay if is_matrix_or_table(name) else 0.0
+    decay = 0.0 if kind == "vector" else weight_decay
     chosen = optimizer if own is None or own.optimizer is None else own.optimizer
     takes = optimizer_entry(chosen).takes
-    if takes is not None and not takes(name):
+    if takes not in (None, kind):
         chosen = FALLBACK
     if own is None:
         return LeafSettings(chosen, decay, 1.0)
@@ -232,23 +233,37 @@ class OptimizerSettings(ScheduleSettings, MomentSettings):
         some = any(optimizer_entry(name).takes for name in chosen)
         return frozenset(chosen | {FALLBACK} if some else chosen)
 
-    def of_leaf(self, name: str) -> LeafSettings:
+    def of_leaf(self, name: str, kind: Kind) -> LeafSettings:
         """Return the settings of the parameter with the dotted `name`."""
-        return leaf_settings(name, self.groups, optimizer=self.name, weight_decay=self.weight_decay)
+        return leaf_settings(
+            name, kind, self.groups, optimizer=self.name, weight_decay=self.weight_decay
+        )
 
 
-def make_optimizer(settings: OptimizerSettings, steps: int) -> SkipAwareTransformation:
-    """Make the optax chain that runs on each rank's shards, inside the step's `shard_map`."""
+def make_optimizer(
+    settings: OptimizerSettings, steps: int, kind_of: KindOf = kind_by_name
+) -> SkipAwareTransformation:
+    """Make the optax chain that runs on each rank's shards, inside the step's `shard_map`.
+
+    Args:
+        settings: the optimizer.
+        steps: length of the run.
+        kind_of: the kind of each parameter, from `geojax.models.parameter_kinds`.
+    """
+
+    def of_leaf(name: str) -> LeafSettings:
+        return settings.of_leaf(name, kind_of(name))
+
     schedule = learning_rate_schedule(settings, steps)
     # A link in either case, so that a run may be resumed with clipping or without.
     clip = clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity()
     factors = []
     if any(group.learning_rate_factor != 1 for group in settings.groups):
-        factors = [scale_leaves(lambda name: settings.of_leaf(name).learning_rate_factor)]
+        factors = [scale_leaves(lambda name: of_leaf(name).learning_rate_factor)]
     chain = keep_on_skipped_steps(
         clip,
-        _directions(settings),
-        decay_weights(lambda name: settings.of_leaf(name).weight_decay),
+        _directions(settings, kind_of),
+        decay_weights(lambda name: of_leaf(name).weight_decay),
         # Optax counts updates from 0, where the warm-up's rate is 0: the first would be lost.
         optax.scale_by_learning_rate(lambda count: schedule(count + 1)),
         *factors,
@@ -261,12 +276,12 @@ def make_optimizer(settings: OptimizerSettings, steps: int) -> SkipAwareTransfor
     return keep_on_skipped_steps(balance_experts(chain, settings.router_bias_rate), *averages)
 
 
-def _directions(settings: OptimizerSettings) -> optax.GradientTransformation:
+def _directions(settings: OptimizerSettings, kind_of: KindOf) -> optax.GradientTransformation:
     names = settings.optimizers
-    made = {name: optimizer_entry(name).directions(settings) for name in sorted(names)}
+    made = {name: optimizer_entry(name).directions(settings, kind_of) for name in sorted(names)}
     if len(made) == 1:
         return made[settings.name]
-    return divide_leaves(made, lambda name: settings.of_leaf(name).optimizer)
+    return divide_leaves(made, lambda name: settings.of_leaf(name, kind_of(name)).optimizer)
 
 
 def optimizer_layouts(optimizer: optax.GradientTransformation, parameter_layouts: Any) -> Any:

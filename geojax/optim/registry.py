@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import optax
 import pydantic
 
-from geojax.models import is_matrix_of_layers
+from geojax.models.declaration import Kind, KindOf
 from geojax.optim.algorithms.adafactor import scale_by_adafactor
 from geojax.optim.algorithms.adam import scale_by_adam
 from geojax.optim.algorithms.muon import scale_by_muon
@@ -80,12 +80,11 @@ class OptimizerEntry:
     description: str
     """One sentence for help texts, with the settings that it reads."""
 
-    directions: Callable[[MomentSettings], optax.GradientTransformation]
+    directions: Callable[[MomentSettings, KindOf], optax.GradientTransformation]
     """The transformation between clipping and weight decay."""
 
-    takes: Callable[[str], bool] | None = None
-    """True for the dotted name of a parameter that it updates; `FALLBACK` updates the others. None:
-    it updates all."""
+    takes: Kind | None = None
+    """The kind of parameters that it updates; `FALLBACK` updates the others. None: all."""
 
     statistics: Statistics = "none"
     """Statistics of leaves that it needs from the other ranks of a site that hold shards of them,
@@ -104,29 +103,29 @@ def optimizer_entry(name: str) -> OptimizerEntry:
     return entry_called(name, OPTIMIZERS, "optimizer")
 
 
-def _adamw(settings: MomentSettings) -> optax.GradientTransformation:
+def _adamw(settings: MomentSettings, _: KindOf) -> optax.GradientTransformation:
     return scale_by_adam(
         settings.beta1, settings.beta2, settings.epsilon, moment_dtype=settings.stored_dtype
     )
 
 
-def _lion(settings: MomentSettings) -> optax.GradientTransformation:
+def _lion(settings: MomentSettings, _: KindOf) -> optax.GradientTransformation:
     return store_moments_in(
         settings.stored_dtype, optax.scale_by_lion(settings.beta1, settings.beta2)
     )
 
 
-def _sgd(settings: MomentSettings) -> optax.GradientTransformation:
+def _sgd(settings: MomentSettings, _: KindOf) -> optax.GradientTransformation:
     return store_moments_in(settings.stored_dtype, optax.trace(settings.beta1))
 
 
-def _muon(settings: MomentSettings) -> optax.GradientTransformation:
+def _muon(settings: MomentSettings, _: KindOf) -> optax.GradientTransformation:
     return scale_by_muon(
         settings.muon_momentum, settings.epsilon, moment_dtype=settings.stored_dtype
     )
 
 
-def _adam_without_momentum(settings: MomentSettings) -> optax.GradientTransformation:
+def _adam_without_momentum(settings: MomentSettings, _: KindOf) -> optax.GradientTransformation:
     squares = optax.scale_by_rms(
         settings.beta2, settings.epsilon, eps_in_sqrt=False, bias_correction=True
     )
@@ -144,13 +143,13 @@ _ENTRIES = (
         "muon",
         "Muon (arXiv 2502.16982) with muon_momentum for matrices of layers, AdamW for the rest.",
         _muon,
-        takes=is_matrix_of_layers,
+        takes="matrix",
         statistics="matrices",
     ),
     OptimizerEntry(
         "adafactor",
         "Adafactor (arXiv 1804.04235): second moments of matrices by row and column, no momentum.",
-        lambda _: scale_by_adafactor(),
+        lambda _, kind_of: scale_by_adafactor(kind_of),
         statistics="means",
     ),
     OptimizerEntry(

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from geojax.hlo import Traffic
-from geojax.models import AnyModel
+from geojax.models import AnyModel, parameter_kinds
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.planner.memory_phases import (
     GradientBytes,
@@ -110,7 +110,7 @@ def _batch_bytes(batch: Mapping[str, jax.ShapeDtypeStruct], plan: StepPlan) -> i
 def abstract_layouts(model: AnyModel, plan: StepPlan, settings: OptimizerSettings) -> TrainState:
     """Lay out the state of a run's steps; JAX would put even a constant of it on a device."""
     made: list[TrainState] = []
-    optimizer = make_optimizer(settings, 1)
+    optimizer = make_optimizer(settings, 1, parameter_kinds(model))
     jax.eval_shape(lambda: made.append(state_layouts(model, optimizer, plan)))
     return made[0]
 
@@ -144,7 +144,7 @@ class TracedStep:
             steps: length of the run.
             batch: the global batch as shapes, from `geojax.step.program.batch_shape`.
         """
-        optimizer = make_optimizer(settings, steps)
+        optimizer = make_optimizer(settings, steps, parameter_kinds(model))
         schedule = learning_rate_schedule(settings, steps)
         layouts = abstract_layouts(model, plan, settings)
         program = trace_step(layouts, model, plan, optimizer, schedule, batch)

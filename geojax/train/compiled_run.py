@@ -12,7 +12,7 @@ import numpy as np
 from geojax.config.run_config import RunConfig
 from geojax.islands.traffic import LinkTraffic
 from geojax.mesh import site_names
-from geojax.models import ModelConfig, parameter_count
+from geojax.models import ModelConfig, parameter_count, parameter_kinds
 from geojax.models.attention import chosen_implementation
 from geojax.models.frozen import unmarked
 from geojax.models.lora import merge_adapters
@@ -68,7 +68,7 @@ class CompiledRun:
             plan: from `step_plan`.
             validate: compile the validation pass too.
         """
-        optimizer = make_optimizer(config.optimizer, config.steps)
+        optimizer = make_optimizer(config.optimizer, config.steps, parameter_kinds(config.model))
         schedule = learning_rate_schedule(config.optimizer, config.steps)
         layouts = state_layouts(config.model, optimizer, plan)
         batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)

@@ -23,6 +23,7 @@ from support.small_runs import (
 from geojax import make_mesh
 from geojax.config.run_config import RunConfig
 from geojax.data import Corpus, Loader
+from geojax.models.declaration import kind_by_name
 from geojax.optim import make_optimizer
 from geojax.precision import policy
 from geojax.step.state import initial_state, state_layouts
@@ -75,7 +76,7 @@ def losses_of_modules(path):
         validation_sequences=8,
     )
     with jax.enable_x64():
-        optimizer = chain_of_optax(config.optimizer, config.steps)
+        optimizer = chain_of_optax(config.optimizer, config.steps, kind_by_name)
 
         @jax.jit
         def step(parameters, state, batch):

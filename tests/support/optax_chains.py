@@ -8,19 +8,22 @@ from typing import Any
 import jax
 import optax
 
-from geojax.models import is_matrix_or_table
+from geojax.models.declaration import KindOf
 from geojax.named_arrays import leaf_name
 from geojax.optim import OptimizerSettings, learning_rate_schedule
 
 
-def chain_of_optax(settings: OptimizerSettings, steps: int) -> optax.GradientTransformation:
+def chain_of_optax(
+    settings: OptimizerSettings, steps: int, kind_of: KindOf
+) -> optax.GradientTransformation:
     """Optax's optimizer of `settings`, whose groups have nothing but an optimizer of their own."""
     rate = learning_rate_schedule(settings, steps)
     chain = optax.chain(
         optax.clip_by_global_norm(settings.clip_norm),
-        _directions(settings),
+        _directions(settings, kind_of),
         optax.add_decayed_weights(
-            settings.weight_decay, functools.partial(_by_name, is_matrix_or_table)
+            settings.weight_decay,
+            functools.partial(_by_name, lambda name: kind_of(name) != "vector"),
         ),
         optax.scale_by_learning_rate(lambda count: rate(count + 1)),
     )
@@ -38,14 +41,18 @@ def average_of_optax(settings: OptimizerSettings, parameters: Any, state: Any, a
     return optax.incremental_update(parameters, average, 1 - settings.ema_decay)
 
 
-def _directions(settings: OptimizerSettings) -> optax.GradientTransformation:
+def _directions(settings: OptimizerSettings, kind_of: KindOf) -> optax.GradientTransformation:
     """Optax's transformation between clipping and weight decay."""
-    made = {name: _directions_of(name, settings) for name in settings.optimizers}
-    label = functools.partial(_by_name, lambda name: settings.of_leaf(name).optimizer)
+    made = {name: _directions_of(name, settings, kind_of) for name in settings.optimizers}
+    label = functools.partial(
+        _by_name, lambda name: settings.of_leaf(name, kind_of(name)).optimizer
+    )
     return optax.partition(made, label)
 
 
-def _directions_of(name: str, settings: OptimizerSettings) -> optax.GradientTransformation:
+def _directions_of(
+    name: str, settings: OptimizerSettings, kind_of: KindOf
+) -> optax.GradientTransformation:
     betas = settings.beta1, settings.beta2
     if name == "adamw":
         return optax.scale_by_adam(*betas, eps=settings.epsilon)
@@ -59,7 +66,8 @@ def _directions_of(name: str, settings: OptimizerSettings) -> optax.GradientTran
         return _by_matrix(
             optax.chain(
                 optax.scale_by_factored_rms(min_dim_size_to_factor=1), optax.clip_by_block_rms(1.0)
-            )
+            ),
+            kind_of,
         )
     assert name == "schedule_free_adamw", f"{name} is not in this table"
     return optax.scale_by_rms(
@@ -71,11 +79,13 @@ def _by_name(function: Callable[[str], Any], tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(lambda path, _: function(leaf_name(path)), tree)
 
 
-def _by_matrix(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+def _by_matrix(
+    transformation: optax.GradientTransformation, kind_of: KindOf
+) -> optax.GradientTransformation:
     """Apply a transformation to each layer's and expert's matrix or vector by itself."""
 
     def stacked(path: Any, leaf: jax.Array) -> jax.Array:
-        dims = 2 if is_matrix_or_table(leaf_name(path)) else 1
+        dims = 1 if kind_of(leaf_name(path)) == "vector" else 2
         return leaf.reshape(-1, *leaf.shape[leaf.ndim - dims :])
 
     def init(parameters: Any) -> Any:

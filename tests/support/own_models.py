@@ -170,3 +170,20 @@ def _leaves(tree, above=()):
             yield from _leaves(value, (*above, name))
         else:
             yield (*above, name), value
+
+
+class Rated(nnx.Module):
+    """A block with a matrix that is no `kernel`, and a kernel that is no matrix."""
+
+    def __init__(self, rngs):
+        self.rates = nnx.Param(jnp.zeros((WIDTH, WIDTH)), kind="matrix")
+        self.filter = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.filter.kernel.set_metadata(kind="vector")
+
+    def __call__(self, x):
+        return x + self.filter(x @ self.rates[...])
+
+
+def rated(vocab_size, *, rngs):
+    table = nnx.Embed(vocab_size, WIDTH, rngs=rngs)
+    return Decoder(table, [Rated(rngs)], nnx.Linear(WIDTH, vocab_size, rngs=rngs))

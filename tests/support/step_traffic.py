@@ -1,6 +1,7 @@
 """The bytes of a step by axis: counted in its trace, and read from its program."""
 
 from geojax.hlo import collective_traffic
+from geojax.models import parameter_kinds
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.planner.passes import longest_loop
 from geojax.planner.step_traffic import step_traffic
@@ -11,7 +12,8 @@ from geojax.step.state import state_layouts
 def traced_step(model, plan, rows, sequence, settings=None):
     """The step, and the count of its collectives."""
     settings = settings or OptimizerSettings()
-    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
+    optimizer = make_optimizer(settings, 10, parameter_kinds(model))
+    schedule = learning_rate_schedule(settings, 10)
     layouts = state_layouts(model, optimizer, plan)
     step = trace_step(layouts, model, plan, optimizer, schedule, batch_shape(rows, sequence))
     return step, step_traffic(step, plan)

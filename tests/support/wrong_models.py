@@ -43,6 +43,18 @@ def whole_numbers(vocab_size, *, rngs):
     return _with(vocab_size, [Whole()], rngs)
 
 
+class Unlike(nnx.Module):
+    def __init__(self):
+        self.rates = nnx.Param(jnp.zeros(3), kind="tensor")
+
+    def __call__(self, x):
+        return x
+
+
+def unknown_kind(vocab_size, *, rngs):
+    return _with(vocab_size, [Unlike()], rngs)
+
+
 class Narrowing(nnx.Module):
     def __init__(self, rngs):
         self.narrow = nnx.Linear(WIDTH, 3, rngs=rngs)

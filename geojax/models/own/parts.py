@@ -9,7 +9,7 @@ import functools
 import inspect
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,11 @@ from flax import nnx
 
 from geojax.errors import UserError
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
-from geojax.models.declaration import Declaration, Parameters, stacked
+from geojax.models.declaration import Declaration, Kind, Parameters, stacked
 from geojax.models.own.decoder import Decoder
 from geojax.models.own.loops import with_varying_loops
 from geojax.models.parallel.parallelism import Parallelism
+from geojax.suggestions import listed
 
 _OF_SEQUENCES = ("sequence_indices", "positions", "segment_ids")
 """Fields of the context that have a dim of sequences."""
@@ -272,6 +273,11 @@ def _part(
             raise UserError(
                 f"{where} has {'.'.join(map(str, path))} of {dtype}; a parameter is of "
                 "floating-point numbers"
+            )
+        if (kind := declared[path].kind) not in (None, *get_args(Kind)):
+            raise UserError(
+                f"{where} has {'.'.join(map(str, path))} with kind={kind!r}; known are "
+                f"{listed(get_args(Kind))}"
             )
     shared = tables or {}
     found = ((path, shared.get(id(variable))) for path, variable in _variables(module))

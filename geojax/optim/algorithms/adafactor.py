@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 
 from geojax.collectives import all_reduce
-from geojax.models import is_matrix_or_table
+from geojax.models.declaration import KindOf
 from geojax.named_arrays import leaf_name
 from geojax.sharding.leaf_layouts import LeafLayout, replicated
 
@@ -43,8 +43,10 @@ class AdafactorState(NamedTuple):
     """Second moments of scales and biases; None for matrices."""
 
 
-def scale_by_adafactor() -> optax.GradientTransformationExtraArgs:
+def scale_by_adafactor(kind_of: KindOf) -> optax.GradientTransformationExtraArgs:
     """Scale by Adafactor, without momentum and without the scale of the parameters.
+
+    All parameters but vectors are matrices to it.
 
     `update` takes `layouts=`, the `LeafLayout` of each leaf, inside a `shard_map`; None: leaves are
     whole.
@@ -52,7 +54,7 @@ def scale_by_adafactor() -> optax.GradientTransformationExtraArgs:
 
     def init(parameters: Any) -> AdafactorState:
         def zeros(path: Any, leaf: Any, dim: int | None) -> jax.Array | None:
-            if is_matrix_or_table(leaf_name(path)) == (dim is None):
+            if (kind_of(leaf_name(path)) == "vector") == (dim is not None):
                 return None
             shape = list(leaf.shape)
             if dim is not None:

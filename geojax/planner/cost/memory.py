@@ -18,7 +18,12 @@ from geojax.collectives import wire_format
 from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.attention.workspace import workspace_bytes
 from geojax.models.head import chunk_plan
-from geojax.models.parameters import declarations, parameter_count, parameter_shapes
+from geojax.models.parameters import (
+    declarations,
+    parameter_count,
+    parameter_kinds,
+    parameter_shapes,
+)
 from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.pipeline.simulation.model_costs import layers_by_operations
 from geojax.planner.buckets import MEMORY_SHARE
@@ -395,7 +400,8 @@ _balanced = functools.lru_cache(maxsize=1024)(layers_by_operations)
 def optimizer_bytes(model: AnyModel, optimizer: OptimizerSettings, dtype: Any) -> float:
     """Return the bytes of the optimizer's state for each parameter, in the mean over the model."""
     parameters = parameter_shapes(model, dtype)
-    state = jax.eval_shape(make_optimizer(optimizer, 1).init, parameters)
+    chain = make_optimizer(optimizer, 1, parameter_kinds(model))
+    state = jax.eval_shape(chain.init, parameters)
     held = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     return held / parameter_count(model)
 

@@ -49,7 +49,7 @@ def update_terms(
         networks: of the site that computes longest.
     """
     yield _passes(model, optimizer, layouts, plan, networks)
-    products = _products_seconds(optimizer, layouts, plan, networks)
+    products = _products_seconds(model, optimizer, layouts, plan, networks)
     if products:
         yield Term(
             "Newton-Schulz",
@@ -58,7 +58,7 @@ def update_terms(
             products,
             products,
         )
-    exchange = _exchange(optimizer, layouts, plan, networks)
+    exchange = _exchange(model, optimizer, layouts, plan, networks)
     if exchange is not None:
         yield exchange
 
@@ -72,7 +72,7 @@ def _passes(
 ) -> Term:
     numbers = _numbers(layouts)
     moved = _bytes_of_number(model, optimizer, plan) * numbers
-    for name, own in layouts_by_optimizer(optimizer, layouts).items():
+    for name, own in layouts_by_optimizer(model, optimizer, layouts).items():
         passes = MORE_PASSES[optimizer_entry(name).statistics]
         moved += passes * plan.policy.reduce_dtype.itemsize * _numbers(own)
     site = networks.site
@@ -107,7 +107,11 @@ def _bytes_of_number(model: AnyModel, optimizer: OptimizerSettings, plan: StepPl
 
 
 def _products_seconds(
-    optimizer: OptimizerSettings, layouts: Any, plan: StepPlan, networks: SiteNetworks
+    model: AnyModel,
+    optimizer: OptimizerSettings,
+    layouts: Any,
+    plan: StepPlan,
+    networks: SiteNetworks,
 ) -> float:
     """Time the products of all matrices that the busiest rank of a site orthogonalizes.
 
@@ -115,7 +119,7 @@ def _products_seconds(
     [a, a] x [a, b].
     """
     seconds = 0.0
-    for name, own in layouts_by_optimizer(optimizer, layouts).items():
+    for name, own in layouts_by_optimizer(model, optimizer, layouts).items():
         if optimizer_entry(name).statistics != "matrices":
             continue
         rate = _rate(plan, networks)
@@ -145,11 +149,15 @@ def _precision(accelerator: Accelerator, dtype: str) -> str:
 
 
 def _exchange(
-    optimizer: OptimizerSettings, layouts: Any, plan: StepPlan, networks: SiteNetworks
+    model: AnyModel,
+    optimizer: OptimizerSettings,
+    layouts: Any,
+    plan: StepPlan,
+    networks: SiteNetworks,
 ) -> Term | None:
     took = total = steps = 0.0
     network: Network = "inside_host"
-    collectives = sorted(optimizer_collectives(optimizer, layouts, plan))
+    collectives = sorted(optimizer_collectives(model, optimizer, layouts, plan))
     for axes, same in itertools.groupby(collectives, key=lambda each: each.axes):
         sent = [float(each.bytes) for each in same]
         group = networks.group(axes)

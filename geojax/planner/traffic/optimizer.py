@@ -17,7 +17,8 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from geojax.hlo.conventions import all_reduce_bytes, all_to_all_bytes
-from geojax.models import is_matrix_or_table
+from geojax.models import AnyModel, parameter_kinds
+from geojax.models.declaration import KindOf
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import OptimizerSettings
 from geojax.optim.algorithms.adafactor import summed_axes
@@ -37,33 +38,34 @@ class OptimizerCollective(NamedTuple):
 
 
 def optimizer_collectives(
-    optimizer: OptimizerSettings, layouts: Any, plan: StepPlan
+    model: AnyModel, optimizer: OptimizerSettings, layouts: Any, plan: StepPlan
 ) -> Iterator[OptimizerCollective]:
     """Yield the collectives of an update.
 
     Args:
+        model: the model.
         optimizer: the optimizer.
         layouts: the `LeafLayout` of each parameter.
         plan: how the step runs.
     """
-    for name, own in layouts_by_optimizer(optimizer, layouts).items():
+    for name, own in layouts_by_optimizer(model, optimizer, layouts).items():
         match optimizer_entry(name).statistics:
             case "matrices":
                 yield from _of_matrices(own, plan)
             case "means":
-                yield from _of_means(own, plan)
+                yield from _of_means(own, plan, parameter_kinds(model))
 
 
 def layouts_by_optimizer(
-    optimizer: OptimizerSettings, layouts: Any
+    model: AnyModel, optimizer: OptimizerSettings, layouts: Any
 ) -> Mapping[str, Mapping[str, LeafLayout]]:
     """Divide the parameters, by their names, among the optimizers that update them."""
-    leaves = leaves_by_name(layouts)
+    leaves, kind_of = leaves_by_name(layouts), parameter_kinds(model)
     return {
         name: {
             leaf: place
             for leaf, place in leaves.items()
-            if optimizer.of_leaf(leaf).optimizer == name
+            if optimizer.of_leaf(leaf, kind_of(leaf)).optimizer == name
         }
         for name in sorted(optimizer.optimizers)
     }
@@ -80,12 +82,14 @@ def _of_matrices(
             yield from [OptimizerCollective(long_axes(cut.axes, plan), sent)] * 2
 
 
-def _of_means(layouts: Mapping[str, LeafLayout], plan: StepPlan) -> Iterator[OptimizerCollective]:
+def _of_means(
+    layouts: Mapping[str, LeafLayout], plan: StepPlan, kind_of: KindOf
+) -> Iterator[OptimizerCollective]:
     for name, layout in layouts.items():
         *stack, rows, columns = (1, *layout.shard_shape)
         count = math.prod(stack)
         sums: list[tuple[tuple[int, ...], int]] = [((-1,), count * rows)]
-        if is_matrix_or_table(name):
+        if kind_of(name) != "vector":
             sums += [((-2,), count * columns), ((-2,), count), ((-2, -1), count)]
         for dims, numbers in sums:
             axes = summed_axes(layout, dims)

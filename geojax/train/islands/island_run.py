@@ -39,7 +39,7 @@ from geojax.islands.stage_numbers import of_all_stages
 from geojax.islands.stage_transport import between_sites, stage_transports
 from geojax.islands.traffic import LinkTraffic
 from geojax.islands.walk import Walk
-from geojax.models import parameter_count
+from geojax.models import parameter_count, parameter_kinds
 from geojax.optim import make_optimizer
 from geojax.pipeline.schedule import Placement
 from geojax.quantities import quantity
@@ -124,7 +124,7 @@ class IslandRun:
         model, is_stage = config.model, config.dc.role == "stage"
         sites, count, own_numbers = config.mesh.dc, config.mesh.stage, own_stages(plan.mesh)
         parts, lists = site_parts(config, resolved), action_lists(config, resolved)
-        optimizer = make_optimizer(config.optimizer, config.steps)
+        optimizer = make_optimizer(config.optimizer, config.steps, parameter_kinds(config.model))
         walks, meshes = [], stage_meshes(plan.mesh)
         walked: Sequence[Walk | None] = [None] * len(own_numbers)
         transports = stage_transports(transport, len(own_numbers))

@@ -8,7 +8,15 @@ from model_families import FAMILIES
 
 from geojax.models import ModelConfig
 from geojax.models.block import Block
-from geojax.models.declaration import Declaration, constant, declared, normal, parameter, stacked
+from geojax.models.declaration import (
+    Declaration,
+    constant,
+    declared,
+    kind_by_name,
+    normal,
+    parameter,
+    stacked,
+)
 from geojax.models.layers import Linear
 from geojax.models.lora import LoraSettings
 from geojax.models.parallel.parallelism import Parallelism
@@ -33,7 +41,7 @@ class Plain(nnx.Module):
 def test_a_tree_has_what_belongs_to_each_parameter_and_nothing_else():
     tree = declared(Scaled())
     assert tree == {
-        "scale": Declaration((3,), axes=("tensor",), is_wide=True),
+        "scale": Declaration((3,), axes=("tensor",), kind="vector", is_wide=True),
         "plain": {"kernel": Declaration((3, 5))},
     }
     drawn = tree["scale"].initial(jax.random.key(0), (4, 3))
@@ -43,8 +51,21 @@ def test_a_tree_has_what_belongs_to_each_parameter_and_nothing_else():
 
 def test_layers_are_stacked_on_a_leading_dim():
     tree = stacked(declared(Scaled()), 4)
-    assert tree["scale"] == Declaration((4, 3), axes=(None, "tensor"), is_wide=True)
+    assert tree["scale"] == Declaration((4, 3), axes=(None, "tensor"), kind="vector", is_wide=True)
     assert tree["plain"]["kernel"].shape == (4, 3, 5)
+
+
+def test_the_optimizer_knows_what_each_parameter_is():
+    adapted = FAMILIES["llama"].replace(lora=LoraSettings(rank=2))
+    kinds = declared(Linear(4, 8, adapted, bias=True, target="q_proj"))
+    assert {name: leaf.kind for name, leaf in kinds.items()} == {
+        "kernel": "matrix",
+        "bias": "vector",
+        "lora_a": "adapter",
+        "lora_b": "adapter",
+    }
+    names = ("layers.mix.kernel", "head.out.kernel", "embedding.embedding", "layers.norm.scale")
+    assert [kind_by_name(name) for name in names] == ["matrix", "table", "table", "vector"]
 
 
 def test_nothing_is_made_on_a_device_to_know_a_shape(monkeypatch):

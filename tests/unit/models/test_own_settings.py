@@ -9,7 +9,7 @@ import pytest
 from support.own_models import build, own_model
 
 from geojax.errors import UserError
-from geojax.models import OwnModel, check_parallelism, parameter_shapes
+from geojax.models import OwnModel, check_parallelism, parameter_kinds, parameter_shapes
 from geojax.models.own.settings import settings_class
 from geojax.models.own.work import flops, layer_products, own_flops
 from geojax.models.parallel.parallelism import Parallelism
@@ -44,6 +44,7 @@ def test_a_function_that_cannot_be_called_is_refused(settings, said):
         ("batch_statistics", "blocks.0 (Counting) has norm.mean, a BatchStat"),
         ("one_block_twice", "blocks.0.down.bias and blocks.1.down.bias are one parameter"),
         ("whole_numbers", "blocks.0 (Whole) has numbers of int32"),
+        ("unknown_kind", "blocks.0 (Unlike) has rates with kind='tensor'; known are matrix, table"),
     ],
 )
 def test_modules_that_cannot_be_trained_are_refused(function, said):
@@ -52,6 +53,19 @@ def test_modules_that_cannot_be_trained_are_refused(function, said):
         parameter_shapes(model)
     assert said in str(refused.value)
     assert f"support.wrong_models:{function}" in str(refused.value)
+
+
+def test_a_parameter_is_to_the_optimizer_what_it_declares_or_what_flax_calls_it():
+    model = OwnModel(module="support.own_models:rated", **SIZES)
+    kind_of = parameter_kinds(model)
+    assert {name: kind_of(name) for name in leaves_by_name(parameter_shapes(model))} == {
+        "embedding.embedding": "table",
+        "layers.rates": "matrix",
+        "layers.filter.kernel": "vector",
+        "layers.filter.bias": "vector",
+        "head.kernel": "table",
+        "head.bias": "vector",
+    }
 
 
 def traced_loss(model):

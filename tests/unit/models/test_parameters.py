@@ -12,8 +12,8 @@ from geojax.models import (
     ModelConfig,
     active_parameter_count,
     init_parameters,
-    is_matrix_or_table,
     parameter_count,
+    parameter_kinds,
     parameter_shapes,
 )
 from geojax.models.flops import model_flops
@@ -114,10 +114,11 @@ def test_initial_values_do_not_depend_on_sharding_or_dtype():
     )
 
 
-def test_matrices_and_tables_are_told_from_scales_and_biases_by_name(config):
+def test_matrices_and_tables_are_told_from_scales_and_biases(config):
     dims = {True: (3, 2), False: (2, 1)}  # with and without the layers dim
+    kind_of = parameter_kinds(config)
     for name, leaf in leaves_by_name(parameter_shapes(config)).items():
-        want = dims[is_matrix_or_table(name)][0 if name.startswith("layers.") else 1]
+        want = dims[kind_of(name) != "vector"][0 if name.startswith("layers.") else 1]
         assert leaf.ndim == want + (".experts." in name), name
 
 

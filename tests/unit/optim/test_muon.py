@@ -8,7 +8,7 @@ from support.small_models import model_of
 
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
-from geojax.models import parameter_shapes
+from geojax.models import parameter_kinds, parameter_shapes
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.optim.algorithms.matrix_shares import matrix_group, matrix_groups
@@ -20,8 +20,12 @@ SETTINGS = OptimizerSettings(name="muon")
 
 
 def test_matrices_of_layers_have_momentum_and_the_rest_is_adamws():
-    shapes = parameter_shapes(model_of("gpt3"))
-    held = leaves_by_name(jax.eval_shape(make_optimizer(SETTINGS, 10).init, shapes))
+    model = model_of("gpt3")
+    shapes, optimizer = (
+        parameter_shapes(model),
+        make_optimizer(SETTINGS, 10, parameter_kinds(model)),
+    )
+    held = leaves_by_name(jax.eval_shape(optimizer.init, shapes))
     for name in leaves_by_name(shapes):
         kept = [key for key in held if key.endswith(f".{name}")]
         hidden = name.startswith("layers.") and name.endswith(".kernel")

@@ -6,6 +6,7 @@ import optax
 import pytest
 
 from geojax.errors import UserError
+from geojax.models.declaration import kind_by_name
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import OptimizerSettings, make_optimizer, optimizer_layouts
 from geojax.optim.registry import OPTIMIZERS, OptimizerEntry
@@ -44,7 +45,7 @@ def test_bf16_moments_are_stored_in_half_the_bytes(name):
 def test_means_of_adafactor_are_followed_late_in_a_run_too():
     """There they change by less than a thousandth of their size."""
     settings = OptimizerSettings(name="adafactor", moment_dtype="bf16")
-    scaling = OPTIMIZERS["adafactor"].directions(settings)
+    scaling = OPTIMIZERS["adafactor"].directions(settings, kind_by_name)
     gradients = {"kernel": jnp.ones((2, 3))}
     _, early = scaling.update(gradients, scaling.init(gradients))
     smaller = jax.tree.map(lambda leaf: 0.1 * leaf, gradients)
@@ -58,7 +59,7 @@ def test_bf16_moments_need_a_decay_that_bf16_can_follow():
 
 
 def test_a_new_entry_is_in_the_config(monkeypatch):
-    entry = OptimizerEntry("sign", "The sign.", lambda settings: optax.scale_by_sign())
+    entry = OptimizerEntry("sign", "The sign.", lambda settings, kind_of: optax.scale_by_sign())
     monkeypatch.setitem(OPTIMIZERS, "sign", entry)
     optimizer = make_optimizer(OptimizerSettings(name="sign"), 10)
     assert jax.tree.leaves(optimizer.init({"kernel": jnp.ones(2)}))[0].shape == ()

@@ -22,6 +22,7 @@ from support.step_traffic import sends_as_counted, traced_step
 
 from geojax import make_mesh
 from geojax.hlo import collective_traffic
+from geojax.models import parameter_kinds
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import (
     OPTIMIZERS,
@@ -114,7 +115,7 @@ def parameters_of_optax():
 
     def train(name, parameters, bases):
         settings = SETTINGS[name]
-        optimizer = chain_of_optax(settings, STEPS)
+        optimizer = chain_of_optax(settings, STEPS, parameter_kinds(MODEL))
 
         def one(carry, step):
             parameters, state, average = carry
@@ -153,7 +154,9 @@ def program_on(name):
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     plan = step_plan_on(mesh, policy("fp64"), **options)
     layouts = of_leaves(parameter_layouts(MODEL, plan))
-    optimizers = {each: make_optimizer(SETTINGS[each], STEPS) for each in OPTIMIZERS}
+    optimizers = {
+        each: make_optimizer(SETTINGS[each], STEPS, parameter_kinds(MODEL)) for each in OPTIMIZERS
+    }
 
     def train(parameters, bases, states):
         made = {}
@@ -217,7 +220,7 @@ def test_matrices_are_exchanged_in_the_site_byte_for_byte_as_predicted(name):
     }
     assert not any("dc" in axes for axes in sent)
     predicted = collections.Counter()
-    for each in optimizer_collectives(SETTINGS["muon"], layouts, plan):
+    for each in optimizer_collectives(MODEL, SETTINGS["muon"], layouts, plan):
         predicted[each.axes] += each.bytes
     assert sent == +predicted
     assert bool(sent) == (name != "zero 0")
@@ -234,7 +237,7 @@ def test_their_statistics_send_nothing_over_dc():
         {axes: count - plain.get(axes, 0) for axes, count in counted.items()}
     )
     predicted = collections.Counter()
-    for each in optimizer_collectives(settings, parameter_layouts(MODEL, plan), plan):
+    for each in optimizer_collectives(MODEL, settings, parameter_layouts(MODEL, plan), plan):
         predicted[each.axes] += each.bytes
     assert +more == +predicted
     assert set(+more) == {("data",), ("tensor",), ("data", "tensor")}

@@ -10,6 +10,7 @@ from support.small_models import model_of
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.models import init_parameters
+from geojax.models.declaration import kind_by_name
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import OptimizerSettings, make_optimizer
 from geojax.settings import validate
@@ -37,7 +38,7 @@ def settings_of(**changes):
 def alone(name):
     """Optax's chain for one parameter of the groups above."""
     settings = settings_of()
-    own = settings.of_leaf(name)
+    own = settings.of_leaf(name, kind_by_name(name))
     adam = optax.scale_by_adam(settings.beta1, settings.beta2, settings.epsilon)
     lion = optax.scale_by_lion(settings.beta1, settings.beta2)
     return optax.chain(
@@ -69,11 +70,15 @@ def test_each_parameter_is_updated_as_its_group_says():
     for name, leaf in leaves_by_name(whole).items():
         np.testing.assert_allclose(leaf, single[name], rtol=1e-12, err_msg=name)
     settings = settings_of()
-    assert settings.of_leaf("layers.attention.output.kernel") == ("lion", 0.1, 1)
-    assert settings.of_leaf("layers.attention_norm.scale") == ("adamw", 0.3, 1)
-    assert settings.of_leaf("final_norm.bias").weight_decay == 0.3
-    assert settings.of_leaf("embedding.tokens.embedding") == ("adamw", 0, 0.5)
-    assert settings.of_leaf("layers.attention.query.bias") == ("adamw", 0, 1)
+
+    def of_leaf(name):
+        return settings.of_leaf(name, kind_by_name(name))
+
+    assert of_leaf("layers.attention.output.kernel") == ("lion", 0.1, 1)
+    assert of_leaf("layers.attention_norm.scale") == ("adamw", 0.3, 1)
+    assert of_leaf("final_norm.bias").weight_decay == 0.3
+    assert of_leaf("embedding.tokens.embedding") == ("adamw", 0, 0.5)
+    assert of_leaf("layers.attention.query.bias") == ("adamw", 0, 1)
 
 
 def test_frozen_weights_are_in_no_group():

@@ -19,7 +19,7 @@ from support.plans import step_plan_on
 from support.small_models import make_batch
 
 from geojax import make_mesh
-from geojax.models import init_parameters, loss_sum, parameter_shapes
+from geojax.models import init_parameters, loss_sum, parameter_kinds, parameter_shapes
 from geojax.named_arrays import leaves_by_name
 from geojax.optim import (
     OPTIMIZERS,
@@ -41,6 +41,7 @@ from geojax.step.state import initial_state, state_layouts
 STEPS, BAD_STEP, SEED, ROWS = 11, 4, 3, 8
 MODEL = Draw("llama", "dropless", 2, 0.0, (), 1, ()).model()
 MODEL = MODEL.model_copy(update={"tie_word_embeddings": False})
+KIND_OF = parameter_kinds(MODEL)
 RATES = {"warmup_steps": 3, "peak_learning_rate": 1e-2}
 GROUPS = {
     "adafactor": r"experts\.gate|query",
@@ -89,7 +90,7 @@ def start():
 @functools.cache
 def of_optax(settings):
     """Parameters and their average after the finite steps, on one device and without a mesh."""
-    optimizer = chain_of_optax(settings, STEPS)
+    optimizer = chain_of_optax(settings, STEPS, KIND_OF)
 
     @jax.jit
     def step(parameters, state, average, batch):
@@ -114,7 +115,7 @@ def on_layout(settings, axes, options):
     """The same of as many calls of the training step."""
     mesh = make_mesh(devices=jax.devices()[: math.prod(axes.values())], **axes)
     plan = step_plan_on(mesh, policy("fp64"), **options)
-    optimizer = make_optimizer(settings, STEPS)
+    optimizer = make_optimizer(settings, STEPS, KIND_OF)
     layouts = state_layouts(MODEL, optimizer, plan)
     schedule = learning_rate_schedule(settings, STEPS)
     program = lower_step(
@@ -140,7 +141,10 @@ def on_layout(settings, axes, options):
 
 
 def test_each_optimizer_has_leaves():
-    used = {EACH.of_leaf(name).optimizer for name in leaves_by_name(parameter_shapes(MODEL))}
+    used = {
+        EACH.of_leaf(name, KIND_OF(name)).optimizer
+        for name in leaves_by_name(parameter_shapes(MODEL))
+    }
     assert used | {SCHEDULE_FREE.name} == set(OPTIMIZERS)
 
 
