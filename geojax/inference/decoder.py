@@ -25,7 +25,7 @@ from geojax.models.block import Block, block_of
 from geojax.models.config import ModelConfig
 from geojax.models.context import ComputeSettings, LayerContext, rotary_tables
 from geojax.models.declaration import Parameters
-from geojax.models.embedding import Embedding
+from geojax.models.embedding import Embedding, dense_layers_of, tables_of
 from geojax.models.head import Head, soft_cap
 from geojax.models.own.chunk import own_logits, read_by_own_head
 from geojax.models.own.parts import own_parts
@@ -217,7 +217,7 @@ def _scan_layers(
 
     dense = config.first_k_dense_replace
     if dense:
-        first = parameters["embedding"]["dense_layers"]
+        first = dense_layers_of(parameters["embedding"])
         carry, of_first = scan(carry, first, 0, with_experts=False)
     carry, made = scan(carry, parameters["layers"], dense, with_experts=config.is_moe)
     if dense:
@@ -233,8 +233,8 @@ def _embed(
     parallelism: Parallelism,
 ) -> jax.Array:
     """Embed new tokens [B, slots] as the stream [B, slots, H]."""
-    tables = {name: own for name, own in parameters["embedding"].items() if name != "dense_layers"}
-    embedding = nnx.merge(nnx.graphdef(Embedding(config, ComputeSettings(parallelism))), tables)
+    graph = nnx.graphdef(Embedding(config, ComputeSettings(parallelism)))
+    embedding = nnx.merge(graph, tables_of(parameters["embedding"]))
     return embedding({"tokens": tokens, "positions": positions})
 
 

@@ -20,11 +20,17 @@ from geojax.collectives.axes import (
 from geojax.errors import UserError
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings
-from geojax.models.declaration import normal, parameter
+from geojax.models.declaration import Parameters, normal, parameter
 from geojax.models.layers import dropout
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.sequence_order import local_positions
 from geojax.models.parallel.tensor import reduce_from_tp_region, stream_positions
+
+TOKENS, POSITIONS = "tokens", "positions"
+"""The tables of an embedding, by the attributes of `Embedding`."""
+
+DENSE_LAYERS = "dense_layers"
+"""Key of the first dense layers: they lie beside the tables, since they come with them."""
 
 
 class Table(nnx.Module):
@@ -72,6 +78,16 @@ class Embedding(nnx.Module):
             key = jax.random.fold_in(dropout_key, 0)
             x = dropout(x, key, batch["row"], columns, config.dropout)
         return x
+
+
+def tables_of(embedding: Parameters) -> Parameters:
+    """Return the tables of a model's part "embedding"."""
+    return {name: own for name, own in embedding.items() if name != DENSE_LAYERS}
+
+
+def dense_layers_of(embedding: Parameters) -> Parameters:
+    """Return the first dense layers of a model's part "embedding", stacked; {} without any."""
+    return {**embedding.get(DENSE_LAYERS, {})}
 
 
 def look_up(table: jax.Array, indices: jax.Array) -> jax.Array:

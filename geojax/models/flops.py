@@ -1,12 +1,15 @@
 """Floating-point operations of training, by the count that MFU is reported with."""
 
+import math
+from collections import Counter
+
 import jax
 
 from geojax.models.config import ModelConfig
-from geojax.models.lora import is_adapter
+from geojax.models.declaration import Kind
 from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.own.work import own_flops
-from geojax.models.parameters import active_parameter_count, parameter_count, parameter_shapes
+from geojax.models.parameters import active_parameter_count, declarations, parameter_count
 
 
 def attended_positions(config: ModelConfig, sequence: int) -> int:
@@ -36,12 +39,11 @@ def model_flops(config: AnyModel, sequence: int) -> int:
     """
     if isinstance(config, OwnModel):
         return own_flops(config, sequence)
-    leaves = jax.tree_util.tree_leaves_with_path(
-        {name: tree for name, tree in parameter_shapes(config).items() if name != "head"}
-    )
-    kernels = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
-    kernels -= parameter_count(config) - active_parameter_count(config)
-    adapters = sum(leaf.size for path, leaf in leaves if is_adapter(path))
+    sizes: Counter[Kind | None] = Counter()
+    for leaf in jax.tree.leaves(declarations(config)):
+        sizes[leaf.kind] += math.prod(leaf.shape)
+    kernels = sizes["matrix"] - parameter_count(config) + active_parameter_count(config)
+    adapters = sizes["adapter"]
     heads = 1 + config.num_nextn_predict_layers
     head = heads * config.hidden_size * config.vocab_size
     attended = attended_positions(config, sequence)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from geojax.models.lora import is_adapter
 from geojax.models.own.settings import AnyModel
+from geojax.models.parameters import declarations
 from geojax.precision import merge_quantized, split_quantized
 
 
@@ -41,9 +41,11 @@ def mark_frozen(config: AnyModel, parameters: Any) -> Any:
     """
     if config.lora is None:
         return parameters
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: leaf if is_adapter(path) else Frozen(leaf), parameters
-    )
+
+    def mark(leaf: Any, declared: Any) -> Any:
+        return leaf if declared.kind == "adapter" else Frozen(leaf)
+
+    return jax.tree.map(mark, parameters, declarations(config))
 
 
 def combine(trained: Any, frozen: Any) -> Any:

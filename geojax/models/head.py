@@ -28,6 +28,7 @@ from geojax.collectives.axes import Tree, vary_over, varying_axes, zero_after, z
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings
 from geojax.models.declaration import Parameters, normal, parameter
+from geojax.models.embedding import TOKENS
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region
 
@@ -54,7 +55,7 @@ class Head(nnx.Module):
     @classmethod
     def of(cls, last: Parameters, config: ModelConfig, compute: ComputeSettings) -> "Head":
         """Return the head that has its weight among those of a model's last chunk."""
-        own = last["embedding"]["tokens"] if config.tie_word_embeddings else last["head"]
+        own = last["embedding"][TOKENS] if config.tie_word_embeddings else last["head"]
         head: Head = nnx.merge(nnx.graphdef(cls(config, compute)), own)
         return head
 

@@ -62,9 +62,10 @@ class LoraSettings(Settings):
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
-def is_adapter(path: tuple[Any, ...]) -> bool:
-    """Return True for the path of an adapter's leaf."""
-    return bool(path) and getattr(path[-1], "key", None) in (LORA_A, LORA_B)
+def adapter_names(name: str) -> tuple[str, str] | None:
+    """Return the dotted names of the adapter that a kernel may have; None: it is no kernel."""
+    owner, _, last = name.rpartition(".")
+    return (f"{owner}.{LORA_A}", f"{owner}.{LORA_B}") if last == "kernel" else None
 
 
 def draw_lora_a(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -22,7 +22,7 @@ from geojax.models.declaration import (
     kind_by_name,
     stacked,
 )
-from geojax.models.embedding import Embedding
+from geojax.models.embedding import DENSE_LAYERS, Embedding
 from geojax.models.head import Head
 from geojax.models.layers import Norm
 from geojax.models.multi_token_prediction import MultiTokenPrediction
@@ -93,7 +93,7 @@ def declarations(config: AnyModel) -> Parameters:
     tree: Parameters = {"embedding": declared(Embedding(config))}
     if count := config.first_k_dense_replace:
         dense = declared(block_of(config, with_experts=False))
-        tree["embedding"]["dense_layers"] = stacked(dense, count)
+        tree["embedding"][DENSE_LAYERS] = stacked(dense, count)
     block = declared(block_of(config, with_experts=config.is_moe))
     tree["layers"] = stacked(block, config.num_stacked_layers)
     tree["final_norm"] = declared(Norm(config.hidden_size, config))

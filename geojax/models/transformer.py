@@ -19,7 +19,7 @@ from geojax.models.chunk.remat import Remat, computed_again, rematerialize
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext, make_context
 from geojax.models.declaration import Parameters
-from geojax.models.embedding import Embedding
+from geojax.models.embedding import TOKENS, Embedding, dense_layers_of, tables_of
 from geojax.models.frozen import unmarked
 from geojax.models.head import Head
 from geojax.models.layers import Norm
@@ -176,15 +176,15 @@ def model_chunk(
 
     def first_stream(first: Parameters, batch: Batch) -> jax.Array:
         first = unmarked(first)
-        tables = {name: own for name, own in first.items() if name != "dense_layers"}
-        x = nnx.merge(nnx.graphdef(Embedding(config, compute)), tables)(batch, dropout_key)
+        embedding = nnx.graphdef(Embedding(config, compute))
+        x = nnx.merge(embedding, tables_of(first))(batch, dropout_key)
         if not config.first_k_dense_replace:
             return x
         context = make_context(batch, config, dtype, dropout_key, compute.parallelism)
         for number in range(config.first_k_dense_replace):
             # Each keeps its input alone; a pipeline would compute it again in any case.
             x = computed_again(functools.partial(dense_layer, number))(
-                context, first["dense_layers"], x
+                context, dense_layers_of(first), x
             )
         return x
 
@@ -249,5 +249,5 @@ def read_by_head(parameters: Parameters, config: AnyModel) -> Parameters:
         names.append("mtp")
     read = {name: parameters[name] for name in names}
     if config.head_reads_tokens:
-        read["embedding"] = {"tokens": parameters["embedding"]["tokens"]}
+        read["embedding"] = {TOKENS: parameters["embedding"][TOKENS]}
     return read

@@ -19,6 +19,7 @@ from geojax.models import AnyModel, OwnModel
 from geojax.models.attention.workspace import workspace_bytes
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import forward_layer
+from geojax.models.parameters import declarations
 from geojax.models.transformer import read_by_head
 from geojax.pipeline.schedule import LayerBytes
 from geojax.planner.cost.layer_bytes import held_bytes
@@ -114,7 +115,7 @@ def _of_rank(
     return StepPieces(
         non_layer_weights=_bytes(others) if copies else 0,
         layer_weights=_bytes(layer) if copies else 0,
-        expert_weights=_bytes(layer.get("experts", {})),
+        expert_weights=_bytes({name: layer[name] for name in _experts(run.model)}),
         held=_held(run.plan, residuals, again, cotangents),
         stream=_bytes(x),
         layer_backward=peak_bytes(backward),
@@ -125,6 +126,12 @@ def _of_rank(
         embedding_held=_bytes(embedding.saved),
         embedding_backward=peak_bytes(of_embedding),
     )
+
+
+def _experts(model: AnyModel) -> set[str]:
+    """Name what a layer has on the axis `expert`."""
+    declared = jax.tree_util.tree_leaves_with_path(declarations(model)["layers"])
+    return {path[0].key for path, leaf in declared if "expert" in leaf.axes}
 
 
 def _held(plan: StepPlan, residuals: Any, again: Any, cotangents: Any) -> LayerBytes:

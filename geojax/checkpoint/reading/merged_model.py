@@ -11,10 +11,10 @@ from jax.sharding import Mesh
 from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.checkpoint.saved_array import Indices
-from geojax.models import AnyModel, parameter_shapes
+from geojax.models import AnyModel, parameter_kinds, parameter_shapes
 from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 from geojax.models.huggingface.tensor_map import Slices
-from geojax.models.lora import LORA_A, LORA_B, LoraSettings, merged_kernel
+from geojax.models.lora import LoraSettings, adapter_names, merged_kernel
 from geojax.named_arrays import leaves_by_name
 
 
@@ -44,11 +44,10 @@ class MergedWeights:
     def read(self, leaf: str, stack: tuple[int, ...], slices: Slices) -> np.ndarray:
         """Read `slices` of a leaf's part; a merged one is in at least float32."""
         part = self.base.read(leaf, stack, slices)
-        owner, _, kind = leaf.rpartition(".")
-        a = self.adapters.get(f"{owner}.{LORA_A}")
-        if kind != "kernel" or a is None:
+        names = adapter_names(leaf)
+        if names is None or names[0] not in self.adapters:
             return part
-        b, (rows, columns) = self.adapters[f"{owner}.{LORA_B}"], slices
+        (a, b), (rows, columns) = (self.adapters[name] for name in names), slices
         kernel: np.ndarray = merged_kernel(
             part, a[stack][rows], b[stack][:, columns], self.settings
         )
@@ -69,10 +68,11 @@ class MergedModel:
     @functools.cached_property
     def adapters(self) -> dict[str, np.ndarray]:
         """The leaves of the adapters, whole, by name."""
+        kind_of = parameter_kinds(self.model)
         return {
             name: self.saved.whole(name, leaf.shape)
             for name, leaf in leaves_by_name(parameter_shapes(self.model)).items()
-            if name.endswith((f".{LORA_A}", f".{LORA_B}"))
+            if kind_of(name) == "adapter"
         }
 
     @property

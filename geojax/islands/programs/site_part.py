@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from geojax.islands.programs.values import ChunkSums
 from geojax.models import AnyModel, parameter_shapes
+from geojax.models.embedding import TOKENS
 from geojax.sharding import LeafLayout
 
 
@@ -79,11 +80,11 @@ class SitePart:
 
     def table(self, buckets: Mapping[Any, Any]) -> Any:
         """Return the table of embeddings in the site's buckets."""
-        return buckets[self.table_chunk]["embedding"]["tokens"]
+        return buckets[self.table_chunk]["embedding"][TOKENS]
 
     def with_table(self, bucket: Any, table: Any) -> Any:
         """Return the bucket of `table_chunk` with another table."""
-        return bucket | {"embedding": bucket["embedding"] | {"tokens": table}}
+        return bucket | {"embedding": bucket["embedding"] | {TOKENS: table}}
 
     def table_of_head(self, sums: ChunkSums) -> Any:
         """Return the head's gradient of a tied table for the bucket of the first chunk.
@@ -126,7 +127,7 @@ class SitePart:
         if self.has_embedding:
             made["embedding"] = tree["embedding"]
         if self.copies_table:
-            made["embedding"] = {"tokens": tree["embedding"]["tokens"]}
+            made["embedding"] = {TOKENS: tree["embedding"][TOKENS]}
         if self.has_head:
             made |= {name: tree[name] for name in self._behind_layers}
         return made

@@ -6,17 +6,17 @@ attention have no weights, so all of their backward is the input's. The embeddin
 computes nothing.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
 
 from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.chunk.remat import Remat
-from geojax.models.declaration import Parameters
+from geojax.models.declaration import Kind
 from geojax.models.flops import attended_positions, model_flops
-from geojax.models.lora import is_adapter
 from geojax.models.own.work import flops, head_products, layer_products
-from geojax.models.parameters import parameter_shapes
+from geojax.models.parameters import declarations
 from geojax.pipeline.balance import balanced_layers
 
 
@@ -65,9 +65,9 @@ def layer_operations(model: AnyModel, sequence: int, remat: Remat = "none") -> O
     attention = _attention_operations(model, sequence)
     base = model.base
     all_layers = (model_flops(base, sequence) - sum(head_operations(base, sequence))) / 3
-    first = _first_kernels(base) + model.first_k_dense_replace * attention
+    first = _products(base, "matrix", "embedding") + model.first_k_dense_replace * attention
     kernels = (all_layers - first) / model.num_stacked_layers - attention
-    adapters = _adapters(parameter_shapes(model)["layers"]) / model.num_stacked_layers
+    adapters = _products(model, "adapter", "layers") / model.num_stacked_layers
     return _block(model, kernels, adapters, attention, remat)
 
 
@@ -76,8 +76,8 @@ def first_operations(model: AnyModel, sequence: int) -> Operations:
     if isinstance(model, OwnModel):
         return Operations(0.0, 0.0, 0.0)
     attention = model.first_k_dense_replace * _attention_operations(model, sequence)
-    adapters = _adapters(parameter_shapes(model)["embedding"])
-    return _block(model, _first_kernels(model), adapters, attention, "full")
+    adapters = _products(model, "adapter", "embedding")
+    return _block(model, _products(model, "matrix", "embedding"), adapters, attention, "full")
 
 
 def _block(
@@ -90,10 +90,10 @@ def _block(
     return Operations(forward, forward + attention + again, trained)
 
 
-def _adapters(parameters: Parameters) -> float:
-    """Return the operations of the forward of all adapters in a tree of parameters."""
-    leaves = jax.tree_util.tree_leaves_with_path(parameters)
-    return 2.0 * sum(leaf.size for path, leaf in leaves if is_adapter(path))
+def _products(model: ModelConfig, kind: Kind, part: str) -> float:
+    """Return the operations of the forward of all products with such parameters of a part."""
+    leaves = jax.tree.leaves(declarations(model)[part])
+    return 2.0 * sum(math.prod(leaf.shape) for leaf in leaves if leaf.kind == kind)
 
 
 def _attention_operations(model: ModelConfig, sequence: int) -> float:
@@ -101,12 +101,6 @@ def _attention_operations(model: ModelConfig, sequence: int) -> float:
     model = model.without_later_tokens
     attended = attended_positions(model, sequence) / model.num_hidden_layers
     return 2.0 * model.num_attention_heads * (model.head_dim + model.v_head_dim) * attended
-
-
-def _first_kernels(model: ModelConfig) -> float:
-    first = parameter_shapes(model)["embedding"].get("dense_layers", {})
-    leaves = jax.tree_util.tree_leaves_with_path(first)
-    return 2.0 * sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
 
 
 def layers_by_operations(

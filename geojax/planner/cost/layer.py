@@ -13,9 +13,8 @@ from collections.abc import Iterator
 import jax
 
 from geojax.models import AnyModel, ModelConfig, OwnModel
-from geojax.models.lora import is_adapter
 from geojax.models.own.work import Products, layer_products
-from geojax.models.parameters import parameter_shapes
+from geojax.models.parameters import declarations
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.execution import (
     DEFAULT_ATTENTION_BACKWARD,
@@ -251,8 +250,8 @@ class LayerTimes:
     @property
     def _adapter_shapes(self) -> list[tuple[int, int]]:
         """Rows and columns of each adapter of a layer, on all ranks of `tensor` together."""
-        leaves = jax.tree_util.tree_leaves_with_path(parameter_shapes(self.model)["layers"])
-        return [leaf.shape[-2:] for path, leaf in leaves if is_adapter(path)]
+        leaves = jax.tree.leaves(declarations(self.model)["layers"])
+        return [leaf.shape[-2:] for leaf in leaves if leaf.kind == "adapter"]
 
     def _adapters(self) -> Piece:
         rate, t = self.rate(linear=True), self.layout.mesh.tensor

@@ -17,6 +17,7 @@ import jax
 from geojax.collectives import wire_format
 from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.attention.workspace import workspace_bytes
+from geojax.models.embedding import POSITIONS, dense_layers_of
 from geojax.models.head import chunk_plan
 from geojax.models.parameters import (
     declarations,
@@ -386,9 +387,9 @@ def _sizes(model: ModelConfig) -> _Sizes:
             kind = "sharded" if leaf.heads is None else "key_value"
         of_layer[kind] += math.prod(leaf.shape[1:])
     dense = {"dense_sharded": 0, "dense_replicated": 0}
-    for leaf in jax.tree.leaves(tree["embedding"].get("dense_layers", {})):
+    for leaf in jax.tree.leaves(dense_layers_of(tree["embedding"])):
         dense["dense_sharded" if leaf.fp8 else "dense_replicated"] += math.prod(leaf.shape)
-    positions = jax.tree.leaves(tree["embedding"].get("positions", {}))
+    positions = jax.tree.leaves(tree["embedding"].get(POSITIONS, {}))
     count = sum(math.prod(leaf.shape) for leaf in positions)
     return _Sizes(**of_layer, **dense, positions=count)
 
