@@ -32,10 +32,10 @@ from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import predict
 from geojax.planner.memory import CompiledMemory, step_memory
-from geojax.precision import Backend, chosen_backend, policy, policy_names
+from geojax.planner.resolve.choices import scans_layers
+from geojax.precision import RECIPES, Backend, chosen_backend, policy
 from geojax.runtime import apply_xla_flags, flags_in_force
 from geojax.runtime.xla_flags import expected_platform
-from geojax.step.config_plan import scans_layers
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
 from geojax.step.state import initial_state, state_layouts
@@ -87,7 +87,7 @@ def describe(asked: dict[str, Any]) -> dict[str, Any]:
 def sides() -> dict[str, dict[str, str]]:
     """Every way to train with weights of 16 bits, by what the table calls it: options of a work."""
     found = {}
-    for name in policy_names():
+    for name in ("bf16", "fp16", *(f"fp8-{recipe}" for recipe in RECIPES)):
         recipe = policy(name).recipe
         if policy(name).compute_dtype.itemsize != 2:
             continue

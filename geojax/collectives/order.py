@@ -30,6 +30,24 @@ def after(tree: Tree, token: jax.Array) -> Tree:
     return jax.tree.map(lambda leaf: _after_p.bind(leaf, token), tree)
 
 
+@jax.custom_vjp
+def together_backwards(tree: Tree) -> Tree:
+    """Return `tree`; on GPUs what is computed of any of its cotangents begins when all of them are.
+
+    A message that is one of them then travels while the others are computed, which XLA would do
+    later, when nothing is left that could hide it.
+    """
+    return tree
+
+
+def _together(_: None, cotangents: Any) -> tuple[Any]:
+    leaves, structure = jax.tree.flatten(cotangents)
+    return (jax.tree.unflatten(structure, together_p.bind(*leaves)),)
+
+
+together_backwards.defvjp(lambda tree: (tree, None), _together)
+
+
 def token_of(tree: Any) -> jax.Array:
     """Return a number that is known only when all arrays of `tree` are."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
@@ -47,14 +65,25 @@ def barrier(tree: Tree) -> Tree:
     return passed
 
 
-_barrier_p = Primitive("barrier")
-_barrier_p.multiple_results = True
-_barrier_p.def_impl(lambda *leaves: leaves)
-_barrier_p.def_abstract_eval(lambda *avals: avals)
-mlir.register_lowering(
-    _barrier_p,
-    mlir.lower_fun(lambda *leaves: lax.optimization_barrier(leaves), multiple_results=True),
-)
+def _identity(name: str, *, waits_on: str | None) -> Primitive:
+    """Make a primitive that returns its operands, when all are there on a platform; None: on any.
+
+    Each result keeps the axes that its operand varies over.
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_impl(lambda *leaves: leaves)
+    primitive.def_abstract_eval(lambda *avals: avals)
+    waits = mlir.lower_fun(lambda *leaves: lax.optimization_barrier(leaves), multiple_results=True)
+    if waits_on is not None:
+        mlir.register_lowering(primitive, lambda context, *leaves: leaves)
+    mlir.register_lowering(primitive, waits, platform=waits_on)
+    return primitive
+
+
+_barrier_p = _identity("barrier", waits_on=None)
+together_p = _identity("together", waits_on=GPU.name)
+"""`together_backwards`, backwards."""
 
 _after_p = Primitive("after")
 

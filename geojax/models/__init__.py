@@ -9,7 +9,6 @@ from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.partition import Partition, partitions
 from geojax.models.parameters import (
     Parameters,
-    active_parameter_count,
     init_parameters,
     parameter_count,
     parameter_kinds,
@@ -29,7 +28,6 @@ __all__ = [
     "Partition",
     "Remat",
     "RopeParameters",
-    "active_parameter_count",
     "check_parallelism",
     "init_parameters",
     "logits",

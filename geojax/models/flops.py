@@ -9,7 +9,7 @@ from geojax.models.config import ModelConfig
 from geojax.models.declaration import Kind
 from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.own.work import own_flops
-from geojax.models.parameters import active_parameter_count, declarations, parameter_count
+from geojax.models.parameters import declarations, parameter_count
 
 
 def attended_positions(config: ModelConfig, sequence: int) -> int:
@@ -21,6 +21,16 @@ def attended_positions(config: ModelConfig, sequence: int) -> int:
     windows = sum(period[layer % len(period)] for layer in range(layers))
     window = min(config.sliding_window or sequence, sequence)
     return windows * window + (layers - windows) * sequence
+
+
+def active_parameter_count(config: AnyModel) -> int:
+    """Count the parameters that one token activates: of the experts those that it goes to."""
+    experts = [leaf for leaf in jax.tree.leaves(declarations(config)) if "expert" in leaf.axes]
+    if not experts or isinstance(config, OwnModel):
+        return parameter_count(config)
+    unmet = config.num_experts - config.num_experts_per_tok
+    of_one = sum(math.prod(leaf.shape) for leaf in experts) // config.num_experts
+    return parameter_count(config) - unmet * of_one
 
 
 def model_flops(config: AnyModel, sequence: int) -> int:

@@ -22,8 +22,7 @@ import jax.numpy as jnp
 
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
-from geojax.models.layers import Linear, Norm
-from geojax.models.parallel.tensor import copy_to_tp_region
+from geojax.models.layers import Linear, Norm, enter
 from geojax.models.rotary import rotate
 from geojax.models.self_attention import RotaryTable, SelfAttention
 
@@ -64,7 +63,7 @@ class LatentAttention(SelfAttention):
         of_keys = self.key_value_down_norm(made[..., : config.kv_lora_rank])
         ends = (of_query.shape[-1], of_query.shape[-1] + config.kv_lora_rank)
         latents = jnp.concatenate([of_query, of_keys, made[..., config.kv_lora_rank :]], axis=-1)
-        entered = copy_to_tp_region(latents, self.compute.parallelism)
+        entered, layers = enter(latents, (self.query, self.key_value))
         of_query, of_keys, rotated = jnp.split(entered, ends, axis=-1)
 
         def heads(layer: Linear, latent: jax.Array, width: int) -> jax.Array:
@@ -73,8 +72,8 @@ class LatentAttention(SelfAttention):
 
         plain = config.qk_nope_head_dim
         turn = functools.partial(rotate, table=rotary, interleaved=config.rope_interleave)
-        query = heads(self.query, of_query, config.head_dim)
-        key_value = heads(self.key_value, of_keys, plain + config.v_head_dim)
+        query = heads(layers[0], of_query, config.head_dim)
+        key_value = heads(layers[1], of_keys, plain + config.v_head_dim)
         query = jnp.concatenate([query[..., :plain], turn(query[..., plain:])], axis=-1)
         of_head = key_value[..., :plain]
         shared = jnp.broadcast_to(

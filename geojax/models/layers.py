@@ -5,7 +5,7 @@ Shapes: B batch, S sequence, H hidden, F ffn.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from geojax.collectives.order import together_backwards
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
 from geojax.models.declaration import constant, normal, parameter
 from geojax.models.lora import TargetModule, draw_lora_a
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
-from geojax.precision import Axes, saveable
+from geojax.precision import Axes, is_quantized_weight, saveable
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -69,7 +70,7 @@ class Linear(nnx.Module):
         target: TargetModule | None = None,
     ):
         self.compute = compute if fp8 else compute.without_fp8
-        self.sharding, self.heads = sharding, heads
+        self.sharding, self.heads, self.is_trained = sharding, heads, config.lora is None
         deviation = config.initializer_range
         if sharding == "rows":
             deviation /= math.sqrt(2 * config.num_hidden_layers)
@@ -108,6 +109,12 @@ class Linear(nnx.Module):
         wide = jnp.promote_types(x.dtype, jnp.float32)
         return (product.astype(wide) + bias.astype(wide)).astype(x.dtype)
 
+    def with_kernel(self, kernel: jax.Array) -> "Linear":
+        """Return the layer with another value of its kernel."""
+        graph, own = nnx.split(self)
+        made: Linear = nnx.merge(graph, nnx.to_pure_dict(own) | {"kernel": kernel})
+        return made
+
     def product(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
         """Multiply `x` [..., inputs] by this rank's part of the kernel; returns [..., outputs].
 
@@ -143,6 +150,21 @@ class Linear(nnx.Module):
             return lax.dynamic_slice_in_dim(leaf, first, width, axis=-1)
 
         return jax.tree.map(of_head, value)
+
+
+def enter(x: jax.Array, layers: Sequence[Linear]) -> tuple[jax.Array, Sequence[Linear]]:
+    """Copy the stream `x` [B, S, H] to all ranks of `tensor`, for all `layers` that read it.
+
+    In the backward of the layers that are returned, the gradients of their kernels are computed
+    while that of `x` travels.
+    """
+    kernels = [each.kernel.get_value() for each in layers]
+    trained = layers[0].is_trained and not any(map(is_quantized_weight, kernels))
+    parallelism = layers[0].compute.parallelism
+    if trained and parallelism.tensor > 1:
+        x, kernels = together_backwards((x, kernels))
+        layers = list(map(Linear.with_kernel, layers, kernels))
+    return copy_to_tp_region(x, parallelism), layers
 
 
 def operand_axes(parallelism: Parallelism, sharding: KernelSharding | None) -> Axes:
@@ -185,13 +207,24 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
         """Compute the contribution to the residual stream [B, S, H] of the normed one `x`."""
-        entered = copy_to_tp_region(x, self.compute.parallelism)
-        return self.down(self.middle(entered, context), context)
+        entered, layers = enter(x, self.first)
+        return self.down(self.middle(layers, entered, context), context)
 
-    def middle(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
-        """Compute the input [..., F] of the down projection from `x` [..., H]."""
-        gate = self.gate(x, context) if self.config.gated else None
-        return activate(self.up(x, context), gate, self.config)
+    @property
+    def first(self) -> Sequence[Linear]:
+        """The layers that read the stream."""
+        return (self.up, self.gate) if self.config.gated else (self.up,)
+
+    def middle(
+        self, layers: Sequence[Linear], x: jax.Array, context: LayerContext | None
+    ) -> jax.Array:
+        """Compute the input [..., F] of the down projection from `x` [..., H].
+
+        `layers` are `first`, or what `enter` made of them.
+        """
+        up, *gates = layers
+        made = [gate(x, context) for gate in gates]
+        return activate(up(x, context), made[0] if made else None, self.config)
 
 
 def activate(up: jax.Array, gate: jax.Array | None, config: ModelConfig) -> jax.Array:

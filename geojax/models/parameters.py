@@ -116,16 +116,6 @@ def parameter_count(config: AnyModel) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(declarations(config)))
 
 
-def active_parameter_count(config: AnyModel) -> int:
-    """Count the parameters that one token activates: of the experts those that it goes to."""
-    experts = [leaf for leaf in jax.tree.leaves(declarations(config)) if "expert" in leaf.axes]
-    if not experts or isinstance(config, OwnModel):
-        return parameter_count(config)
-    unmet = config.num_experts - config.num_experts_per_tok
-    of_one = sum(math.prod(leaf.shape) for leaf in experts) // config.num_experts
-    return parameter_count(config) - unmet * of_one
-
-
 def init_parameters(config: AnyModel, key: jax.Array, dtype: Any = jnp.float32) -> Parameters:
     """Draw initial parameters, in the tree of `declarations`.
 
@@ -149,8 +139,5 @@ def init_parameters(config: AnyModel, key: jax.Array, dtype: Any = jnp.float32) 
 @functools.lru_cache(maxsize=64)
 def parameter_kinds(config: AnyModel) -> KindOf:
     """Return the function that says what each parameter of a model is to an optimizer."""
-    kinds = {
-        name: declaration.kind or kind_by_name(name)
-        for name, declaration in leaves_by_name(declarations(config)).items()
-    }
-    return kinds.__getitem__
+    found = leaves_by_name(declarations(config)).items()
+    return {name: declared.kind or kind_by_name(name) for name, declared in found}.__getitem__

@@ -18,9 +18,9 @@ from geojax.models.context import (
     rotary_tables,
 )
 from geojax.models.declaration import normal, parameter
-from geojax.models.layers import Linear, Norm
+from geojax.models.layers import Linear, Norm, enter
 from geojax.models.moe import SAVEABLE_MOE
-from geojax.models.parallel.tensor import TP_COPIED, copy_to_tp_region
+from geojax.models.parallel.tensor import TP_COPIED
 from geojax.models.rotary import rotate, score_scale
 from geojax.precision import SAVEABLE_MATMULS
 
@@ -152,10 +152,10 @@ class Attention(SelfAttention):
         self, normed: jax.Array, rotary: RotaryTable | None, context: LayerContext
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """See `SelfAttention.project`; query and key are normed with `use_qk_norm`."""
-        entered = copy_to_tp_region(normed, self.compute.parallelism)
+        entered, layers = enter(normed, (self.query, self.key, self.value))
         query, key, value = (
             each(entered, context).reshape(*entered.shape[:2], -1, self.config.head_dim)
-            for each in (self.query, self.key, self.value)
+            for each in layers
         )
         if self.config.use_qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)

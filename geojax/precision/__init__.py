@@ -18,7 +18,7 @@ from geojax.precision.linear_matmul import (
     saveable,
 )
 from geojax.precision.loss_scale import LossScale, LossScaleSettings, scale_gradient
-from geojax.precision.policy import Policy, PrecisionName, policy, policy_names
+from geojax.precision.policy import Policy, PrecisionName, policy
 from geojax.precision.quantize import Quantized, quantize
 from geojax.precision.quantized_weight import (
     QuantizedWeight,
@@ -60,7 +60,6 @@ __all__ = [
     "largest_over",
     "merge_quantized",
     "policy",
-    "policy_names",
     "quantize",
     "quantize_weight",
     "saveable",

@@ -78,8 +78,3 @@ def policy(name: str) -> Policy:
     if name not in _POLICIES:
         raise UserError(f"no precision policy is called '{name}'; {did_you_mean(name, _POLICIES)}")
     return _POLICIES[name]
-
-
-def policy_names() -> tuple[str, ...]:
-    """Return the names of all policies."""
-    return tuple(_POLICIES)

@@ -133,12 +133,6 @@ class LeafLayout:
         """True if the leaf has a leading dimension on the devices that it lacks in the model."""
         return self.stages is not None and not self.stages.stacked
 
-    @property
-    def matches_model(self) -> bool:
-        """True if the leaf on the devices is the model's, without padding and in its order."""
-        in_order = self.stages is None or self.stages.is_order_of_leaf
-        return in_order and self.padded_shape == self.shape
-
     def padded_axes(self) -> list[tuple[str, ...]]:
         """Return the mesh axes that cut each dim of the padded leaf."""
         axes = self._axes()

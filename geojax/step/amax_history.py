@@ -88,12 +88,6 @@ def site_axes(plan: StepPlan) -> tuple[str, ...]:
     return tuple(axis for axis in AXES if plan.mesh.shape[axis] > 1 and axis not in between)
 
 
-def shared_axes(plan: StepPlan) -> list[tuple[str, ...]]:
-    """List the axes of each message about amax: inside a site, and `dc` if sites share scales."""
-    across = ("dc",) if plan.share_amax_across_dc and plan.mesh.shape["dc"] > 1 else ()
-    return [axes for axes in (site_axes(plan), across) if axes]
-
-
 @jax.named_scope("amax_history")
 def max_in_site(amax: Any, plan: StepPlan) -> jax.Array | None:
     """Pack the largest amax of all ranks of a site into one vector; None where there is none.

@@ -11,21 +11,17 @@ from geojax.config.pipeline_settings import DcSettings, PipelineSettings
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
-from geojax.models import AnyModel
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import TickTable
 from geojax.precision import BackendChoice, chosen_backend
-from geojax.runtime.platform import GPU, Platform, platform_of, sums_in_messages
+from geojax.runtime.platform import Platform, platform_of, sums_in_messages
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
 from geojax.step.stage_layers import StagedLayers, staged_layers
 
 DEFAULT_BUCKET_BYTES = 16 * 2**20
 """Most bytes of a bucket where no link says what suits it."""
-
-MOST_UNROLLED_LAYERS = 64
-"""Layers above which a program loops over them: each takes 2 to 3 s to compile."""
 
 
 def make_run_mesh(config: RunConfig) -> Mesh:
@@ -91,17 +87,6 @@ def plan_of_layout(
             else tick_program(config, ticks, staged, platform_of(mesh))
         ),
     )
-
-
-def scans_layers(layout: Layout, model: AnyModel, mesh: Mesh) -> bool:
-    """Return True if the step of a model on a mesh loops over its layers.
-
-    XLA for GPUs would send what a loop sends beside each layer after all of them.
-    """
-    if layout.scan_layers != "auto":
-        return layout.scan_layers
-    fewer = model.num_stacked_layers <= MOST_UNROLLED_LAYERS
-    return not (fewer and platform_of(mesh) is GPU and layout.needs_layer_loops is None)
 
 
 def tick_program(

@@ -11,6 +11,7 @@ In a pipeline the executor runs all microbatches, and with overlap a chunk's gra
 its last backward is done (`geojax.step.early_reduce`).
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple, TypeAlias
 
@@ -222,7 +223,7 @@ def batch_loss(
 
     It goes by microbatches as the step does, so that it needs no more memory than the step.
     """
-    plan = plan.in_loops
+    plan = dataclasses.replace(plan, layout=plan.layout.changed(scan_layers=True))
     run = ForwardBackward(model, plan, None)
     microbatches = split_microbatches(batch, plan)
     if plan.staged_layers is not None:

@@ -147,11 +147,6 @@ class StepPlan:
         return self.layout.scan_layers is not False
 
     @property
-    def in_loops(self) -> "StepPlan":
-        """The same plan with a loop over the layers."""
-        return dataclasses.replace(self, layout=self.layout.changed(scan_layers=True))
-
-    @property
     def parallelism(self) -> Parallelism:
         """The sharding of model and sequences on the mesh."""
         return self.layout.model_parallelism

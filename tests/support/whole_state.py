@@ -24,7 +24,7 @@ def abstract_unpadded(layouts: Any, mesh: Mesh) -> Any:
 def trim(state: Any, layouts: Any, mesh: Mesh) -> Any:
     """Return the state without padding, sharded as in `abstract_unpadded`.
 
-    Leaves that are `matches_model` are shared with `state`, not copied.
+    Leaves that are as the model has them (`matches_model`) are shared with `state`, not copied.
     """
     return _resize(state, layouts, abstract_unpadded(layouts, mesh), LeafLayout.trim)
 
@@ -50,9 +50,15 @@ def place(whole: Any, layouts: Any, mesh: Mesh) -> Any:
     return jax.device_put(jax.device_get(padded(whole)), shardings(layouts, mesh))
 
 
+def matches_model(layout: LeafLayout) -> bool:
+    """True if the leaf on the devices is the model's, without padding and in its order."""
+    in_order = layout.stages is None or layout.stages.is_order_of_leaf
+    return in_order and layout.padded_shape == layout.shape
+
+
 def _resize(state: Any, layouts: Any, targets: Any, resize: Any) -> Any:
     def one(leaf: jax.Array, layout: LeafLayout, target: jax.ShapeDtypeStruct) -> jax.Array:
-        if layout.matches_model:
+        if matches_model(layout):
             return leaf
         return _compiled_resize(resize, layout, target.sharding)(leaf)
 
@@ -72,7 +78,7 @@ def _unpadded_sharding(layout: LeafLayout, mesh: Mesh) -> NamedSharding:
     axis of 24 is two, of 8 and of 3.
     """
     spec = layout.model_spec()
-    if layout.matches_model:
+    if matches_model(layout):
         return NamedSharding(mesh, spec)
     parts = dict.fromkeys(mesh.axis_names, 1)
     for size, axes in zip(layout.shape, spec, strict=False):

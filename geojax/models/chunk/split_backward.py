@@ -21,6 +21,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
+from geojax.collectives.order import together_p
 from geojax.models.chunk.residuals import Residuals
 
 _CALLS = frozenset(
@@ -175,6 +176,9 @@ def _flatten(closed: core.ClosedJaxpr) -> tuple[list[_Equation], list[Any], int]
 
         for equation in jaxpr.eqns:
             operands = [read(variable) for variable in equation.invars]
+            if equation.primitive is together_p:  # the two halves are not
+                names |= zip(equation.outvars, operands, strict=True)
+                continue
             called = _called(equation)
             if called is not None:
                 inner, inner_constants = called

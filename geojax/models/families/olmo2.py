@@ -21,8 +21,8 @@ from geojax.models.families.llama import (
     SWIGLU,
 )
 from geojax.models.huggingface.family import ConfigKey, Family, TensorRule
-from geojax.models.layers import Norm
-from geojax.models.parallel.tensor import TP_COPIED, copy_to_tp_region
+from geojax.models.layers import Norm, enter
+from geojax.models.parallel.tensor import TP_COPIED
 from geojax.models.rotary import rotate
 from geojax.models.self_attention import Attention, RotaryTable
 
@@ -72,15 +72,15 @@ class WholeNormAttention(Attention):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """See `SelfAttention.project`."""
         assert rotary is not None, "positions are rotary"
-        entered = copy_to_tp_region(normed, self.compute.parallelism)
+        entered, (query, key, value) = enter(normed, (self.query, self.key, self.value))
         made = (
-            self.query_norm(self.query(entered, context)),
-            self.key_norm(self.key(entered, context)),
-            self.value(entered, context),
+            self.query_norm(query(entered, context)),
+            self.key_norm(key(entered, context)),
+            value(entered, context),
         )
         shape = (*entered.shape[:2], -1, self.config.head_dim)
-        query, key, value = (each.reshape(shape) for each in made)
-        return rotate(query, rotary), rotate(key, rotary), value
+        queries, keys, values = (each.reshape(shape) for each in made)
+        return rotate(queries, rotary), rotate(keys, rotary), values
 
 
 class Unchanged(Norm):

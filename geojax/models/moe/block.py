@@ -93,7 +93,8 @@ class MoE(nnx.Module):
 
     def _shared(self, x: jax.Array, context: LayerContext) -> jax.Array:
         """Apply this rank's part of the shared experts, which side by side are one dense block."""
-        return self.shared_experts.down.product(self.shared_experts.middle(x, context), context)
+        shared = self.shared_experts
+        return shared.down.product(shared.middle(shared.first, x, context), context)
 
     def _travel(
         self, experts: Parameters, normed: jax.Array, routing: Routing, context: LayerContext

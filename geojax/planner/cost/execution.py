@@ -27,6 +27,9 @@ class Execution:
     pipelined_tensor: bool = False
     """Collectives over `tensor` travel in `tensor` pieces beside the product that makes or needs
     them, so that one piece of each is exposed."""
+    gradients_last: bool = False
+    """The gradients of a region's weights are computed after that of its input, which meanwhile is
+    scattered over `tensor`."""
     overlaps_gather: bool = False
     """Gathered weights travel beside the first forwards."""
     overlaps_reduction: bool = False
@@ -51,6 +54,7 @@ DEFAULT_ATTENTION_FORWARD = 0.55
 DEFAULT_ATTENTION_BACKWARD = 0.45
 """The same ("FlashAttention-3", figure 6: 400 to 500 TFLOP/s)."""
 
-GEOJAX = Execution("geojax", CUDNN_ATTENTION, {}, lock_step=True)
+GEOJAX = Execution("geojax", CUDNN_ATTENTION, {}, gradients_last=True, lock_step=True)
 """The programs of geojax: attention by cuDNN, collectives over `tensor` in between two products
-that need them, a tick of a pipeline as long as its busiest stage."""
+that need them, but for the scatters of gradients; a tick of a pipeline as long as its busiest
+stage."""

@@ -224,7 +224,7 @@ class LayerTimes:
         return [up, Product("down", rows, d, width)]
 
     def _products(self) -> Piece:
-        rate, wide = self.rate(linear=True), 4 if self.execution.sums_in_matmul else 2
+        rate = self.rate(linear=True)
         forward = backward = weight = 0.0
         for each in self.products():
             rows, columns, inner = each.rows, each.columns, each.inner
@@ -232,7 +232,7 @@ class LayerTimes:
             forward += once
             backward += each.count * rate.seconds(rows, inner, columns)
             backward += once if self.again(each.part) else 0.0
-            weight += each.count * rate.seconds(inner, columns, rows, out_itemsize=wide)
+            weight += self.gradient_seconds(each)
         return Piece(
             "matrix products",
             "FLOPs over the peak, the fitted efficiency and that of the shape "
@@ -241,6 +241,12 @@ class LayerTimes:
             backward,
             0.0 if self.frozen else weight,
         )
+
+    def gradient_seconds(self, product: Product) -> float:
+        """Time the products that make the gradient of a product's weights."""
+        wide = 4 if self.execution.sums_in_matmul else 2
+        sizes = product.inner, product.columns, product.rows
+        return product.count * self.rate(linear=True).seconds(*sizes, out_itemsize=wide)
 
     @property
     def frozen(self) -> bool:

@@ -8,13 +8,18 @@ from jax.sharding import Mesh
 
 from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
+from geojax.models import AnyModel
 from geojax.planner.buckets import CHOSEN
 from geojax.planner.resolve.link_plan import with_buckets
 from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, within_memory
 from geojax.planner.resolve.run_stages import chosen_layers
-from geojax.step.config_plan import plan_of_layout, scans_layers
+from geojax.runtime.platform import GPU, platform_of
+from geojax.step.config_plan import plan_of_layout
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import with_layers
+
+MOST_UNROLLED_LAYERS = 64
+"""Layers above which a program loops over them: each takes 2 to 3 s to compile."""
 
 
 def resolved_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
@@ -32,6 +37,17 @@ def resolved_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     layout = settled_layout(plan)
     layout = layout.changed(scan_layers=scans_layers(layout, config.model, mesh))
     return dataclasses.replace(plan, layout=layout)
+
+
+def scans_layers(layout: Layout, model: AnyModel, mesh: Mesh) -> bool:
+    """Return True if the step of a model on a mesh loops over its layers.
+
+    XLA for GPUs would send what a loop sends beside each layer after all of them.
+    """
+    if layout.scan_layers != "auto":
+        return layout.scan_layers
+    fewer = model.num_stacked_layers <= MOST_UNROLLED_LAYERS
+    return not (fewer and platform_of(mesh) is GPU and layout.needs_layer_loops is None)
 
 
 def settled_layout(plan: StepPlan) -> Layout:

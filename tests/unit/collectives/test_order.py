@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from geojax.collectives import after
 from geojax.collectives.axes import varying_axes
+from geojax.collectives.order import together_backwards
 
 
 def test_a_leaf_keeps_its_type_and_value_and_waits_for_the_token(mesh_of):
@@ -34,3 +35,24 @@ def test_only_a_program_for_cpus_is_changed(platform, waits):
     traced = jax.jit(lambda x, token: lax.neg(after(x, token))).trace(jnp.ones(3), jnp.ones(3))
     written = traced.lower(lowering_platforms=(platform,)).as_text()
     assert ("select" in written) == waits
+
+
+def scaled(x, weight):
+    x, weight = together_backwards((x, weight))
+    return jnp.sum(x * jnp.sin(weight))
+
+
+@pytest.mark.parametrize(("platform", "waits"), [("cpu", False), ("cuda", True)])
+def test_on_gpus_gradients_wait_for_each_other(platform, waits):
+    traced = jax.jit(jax.grad(scaled, argnums=(0, 1))).trace(jnp.ones(3), jnp.ones(3))
+    written = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert ("optimization_barrier" in written) == waits
+    forward = jax.jit(scaled).trace(jnp.ones(3), jnp.ones(3))
+    assert "optimization_barrier" not in forward.lower(lowering_platforms=(platform,)).as_text()
+
+
+def test_gradients_that_wait_are_the_same():
+    x, weight = jnp.arange(3.0), jnp.ones(3)
+    made = jax.grad(scaled, argnums=(0, 1))(x, weight)
+    np.testing.assert_array_equal(made[0], jnp.sin(weight))
+    np.testing.assert_array_equal(made[1], x * jnp.cos(weight))

@@ -10,10 +10,9 @@ from plain_transformer import plain_mixture
 
 from geojax.models import (
     ModelConfig,
-    active_parameter_count,
     parameter_count,
 )
-from geojax.models.flops import model_flops
+from geojax.models.flops import active_parameter_count, model_flops
 from geojax.models.moe import weighted_aux_loss
 from geojax.models.moe.aux_loss import AuxLosses, auxiliary_losses
 from geojax.models.moe.capacity import drop, expert_capacity

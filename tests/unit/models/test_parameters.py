@@ -10,13 +10,12 @@ from model_families import FAMILIES
 import geojax
 from geojax.models import (
     ModelConfig,
-    active_parameter_count,
     init_parameters,
     parameter_count,
     parameter_kinds,
     parameter_shapes,
 )
-from geojax.models.flops import model_flops
+from geojax.models.flops import active_parameter_count, model_flops
 from geojax.named_arrays import leaves_by_name
 
 

@@ -7,7 +7,7 @@ from support.equality import assert_equal_gradients, on_layout
 from geojax.config.layout import Layout
 from geojax.models import ModelConfig
 from geojax.planner.abstract_mesh import abstract_mesh
-from geojax.step.config_plan import MOST_UNROLLED_LAYERS, scans_layers
+from geojax.planner.resolve.choices import MOST_UNROLLED_LAYERS, scans_layers
 
 BATCH = {"global_batch_size": 8, "sequence_length": 16, "microbatches": 2}
 MODEL = ModelConfig.load("llama3-8b")
