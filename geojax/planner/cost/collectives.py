@@ -16,7 +16,7 @@ from geojax.planner.traffic.context import predicted_context_bytes
 from geojax.planner.traffic.moe import predicted_expert_bytes
 from geojax.planner.traffic.tensor import predicted_tensor_bytes
 from geojax.precision import policy
-from geojax.runtime.platform import GPU
+from geojax.runtime.platform import GPU, platform_of_accelerator
 
 _REGIONS = 2
 """Pairs of collectives over `tensor` in a layer's forward."""
@@ -88,7 +88,7 @@ def _beside_gradients(times: LayerTimes, network: RankNetwork, plain: float) -> 
     splits = layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward
     if (
         not (times.execution.gradients_last and layout.parallelism.sequence)
-        or (splits or times.frozen or times.site.shared_cores is not None)
+        or (splits or times.frozen or platform_of_accelerator(times.site.accelerator) is not GPU)
         or policy(layout.precision).recipe is not None
     ):
         return 0.0

@@ -1,0 +1,220 @@
+"""The headline runs: every term of their steps, beside NVIDIA's program in the same layout.
+
+    python benchmarks/headline.py --output benchmarks/results/headline.json
+    python benchmarks/headline.py --runs nemotron4-340b --compile
+
+Nemotron-4 340B on two sites of 1,536 H100 in the layout that NVIDIA published, and it and others in
+the fastest layout that `geojax plan` finds, in bf16 and FP8. Steps are predicted by the planner's
+cost model, whose error on published steps is in docs/records/predicted-steps.md; of models with experts it
+is not known. A column is one program in one layout, a cell the seconds that a term adds to a step.
+NVIDIA's program is the one of `published.frameworks.NEMO_340B`. *Of one site* is the same program
+without what the links expose.
+
+With `--compile` the published layout is compiled ahead of time for its GPUs (the extra `aot`): the
+share of each kind of message that travels beside matrix products.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from published.frameworks import NEMO_340B
+from published.two_sites import PUBLISHED_EFFICIENCY, PUBLISHED_MFU
+from rich.console import Console
+from rich.table import Table
+
+from geojax.config.run_config import RunConfig
+from geojax.models import ModelConfig
+from geojax.planner.compile_target import CompileTarget
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.execution import GEOJAX, Execution
+from geojax.planner.cost.layout import LayoutCandidate
+from geojax.planner.cost.predict import predict
+from geojax.planner.cost.prediction import Prediction
+from geojax.planner.resolve.traced_run import compile_run
+from geojax.planner.search.one_site import one_site_efficiency
+from geojax.planner.search.request import PlanRequest
+from geojax.planner.search.search import search
+from geojax.topology import Topology
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+FP8 = "fp8-current"
+
+
+class Run(NamedTuple):
+    """A model on two sites of H100."""
+
+    hosts: int
+    """Of 8 GPUs, in each site."""
+    sequences: int
+    """In a step."""
+    length: int
+    """Tokens of a sequence."""
+    published: str
+    """Of the same model, GPUs and length."""
+    config: str | None = None
+    """Shipped config in the published layout."""
+
+
+RUNS = {
+    "nemotron4-340b": Run(
+        192,
+        2304,
+        4096,
+        f"NVIDIA: {PUBLISHED_MFU:.0%} MFU, {PUBLISHED_EFFICIENCY:.0%} of one site",
+        "nemotron4-340b-2x1536",
+    ),
+    "llama3-405b": Run(128, 2048, 8192, "none"),
+    "llama3-70b": Run(8, 1024, 8192, "none"),
+    "deepseek-v3-671b": Run(128, 4096, 4096, "none"),
+}
+
+
+class Column(NamedTuple):
+    """A program in a layout."""
+
+    title: str
+    prediction: Prediction
+    of_one_site: float
+
+    def to_json(self) -> dict[str, Any]:
+        made = self.prediction
+        return {
+            "title": self.title,
+            "layout": made.layout.model_dump(mode="json", exclude_defaults=True),
+            "seconds": made.step_seconds,
+            "mfu": made.model_flops_utilization,
+            "of_one_site": self.of_one_site,
+            "memory_bytes": made.memory_bytes,
+            "terms": {
+                term.name: {"seconds": term.seconds, "exposed": term.exposed_seconds}
+                for term in made.terms
+            },
+        }
+
+
+def topology_of(run: Run) -> Topology:
+    topology = Topology.load("two-h100-sites")
+    sites = tuple(site.model_copy(update={"hosts": run.hosts}) for site in topology.sites)
+    return topology.model_copy(update={"sites": sites})
+
+
+def columns(name: str, run: Run) -> Iterator[Column]:
+    """Yield the programs of a run, those in the published layout first."""
+    model, topology = ModelConfig.load(name), topology_of(run)
+
+    def column(title: str, layout: LayoutCandidate, execution: Execution = GEOJAX) -> Column:
+        def step(layout: LayoutCandidate, topology: Topology) -> Prediction:
+            return predict(model, layout, topology, calibration=Calibration(), execution=execution)
+
+        return Column(title, step(layout, topology), one_site_efficiency(layout, topology, step))
+
+    if run.config is not None:
+        config = RunConfig.load(CONFIGS / f"{run.config}.yaml")
+        layout = LayoutCandidate.of(config.layout)
+        yield column("published", layout)
+        yield column("NVIDIA's program", layout, NEMO_340B)
+        yield column("published, FP8", layout.changed(precision=FP8))
+    for precision, title in (("bf16", "fastest"), (FP8, "fastest, FP8")):
+        request = PlanRequest(model, topology, run.sequences, run.length, precisions=(precision,))
+        found = search(
+            request,
+            lambda layout: predict(model, layout, topology, calibration=Calibration()),
+            Calibration(),
+        )
+        yield column(title, found.best[0].prediction.layout)
+
+
+def table(made: list[Column]) -> Table:
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    result.add_column("seconds of a step")
+    for column in made:
+        result.add_column(column.title, justify="right")
+    names = dict.fromkeys(term.name for each in made for term in each.prediction.terms)
+    largest = {
+        name: max(
+            term.exposed_seconds
+            for each in made
+            for term in each.prediction.terms
+            if term.name == name
+        )
+        for name in names
+    }
+    for name in sorted(names, key=largest.__getitem__, reverse=True):
+        terms = [{term.name: term for term in each.prediction.terms}.get(name) for each in made]
+        result.add_row(
+            name, *("" if each is None else f"{each.exposed_seconds:.2f}" for each in terms)
+        )
+    steps = [each.prediction for each in made]
+    result.add_row("step", *(f"{each.step_seconds:.2f}" for each in steps), style="bold")
+    result.add_row("MFU", *(f"{each.model_flops_utilization or 0:.1%}" for each in steps))
+    result.add_row("of one site", *(f"{each.of_one_site:.1%}" for each in made))
+    result.add_row("memory, GB", *(f"{each.memory_bytes / 1e9:.1f}" for each in steps))
+    for title, of in (
+        ("mesh", lambda each: "x".join(map(str, each.layout.mesh_sizes.values()))),
+        ("schedule", lambda each: f"{each.layout.pipeline.schedule}"),
+    ):
+        result.add_row(title, *map(of, steps))
+    return result
+
+
+def compiled(run: Run) -> list[dict[str, Any]]:
+    """The messages of the published layout's program, compiled for its GPUs."""
+    assert run.config is not None
+    config = RunConfig.load(CONFIGS / f"{run.config}.yaml")
+    made = compile_run(config, CompileTarget.parse(f"h100:{config.mesh.devices}"))
+    return [each.to_json() for each in made.messages]
+
+
+def show_compiled(messages: list[dict[str, Any]], console: Console) -> None:
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("over", "collective", "sent", "beside products", "awaited"):
+        result.add_column(title, justify="left" if title in ("over", "collective") else "right")
+    for each in messages:
+        sent = each["bytes_sent"]
+        if sent < 1e6:
+            continue
+        shares = (each[key] / sent for key in ("bytes_beside_compute", "bytes_awaited"))
+        cells = (f"{sent / 1e9:.2f} GB", *(f"{share:.0%}" for share in shares))
+        result.add_row(each["axes"], each["kind"], *cells)
+    console.print(result)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="just these")
+    parser.add_argument("--compile", action="store_true", help="compile the published layout")
+    parser.add_argument("--output", type=Path, help="JSON")
+    arguments = parser.parse_args()
+    console = Console(width=160, highlight=False)
+    record: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "runs": {}}
+    for name in arguments.runs:
+        run, began = RUNS[name], time.monotonic()
+        made = list(columns(name, run))
+        entry = {"columns": [each.to_json() for each in made], "published": run.published}
+        record["runs"][name] = entry
+        console.print(
+            f"\n{name} on 2 x {8 * run.hosts} H100, {run.sequences} sequences of {run.length}; "
+            f"published: {run.published} ({time.monotonic() - began:.0f} s)",
+            style="bold",
+        )
+        console.print(table(made))
+        if run.config is not None:
+            ours, theirs = (each.prediction.step_seconds for each in made[:2])
+            console.print(
+                f"tokens/s over NVIDIA's program in the published layout: {theirs / ours:.3f}"
+            )
+        if arguments.compile and run.config is not None:
+            entry["compiled"] = compiled(run)
+            show_compiled(entry["compiled"], console)
+        if arguments.output:
+            arguments.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
