@@ -5,9 +5,9 @@
 
 Nemotron-4 340B on two sites of 1,536 H100 in the layout that NVIDIA published, and it and others in
 the fastest layout that `geojax plan` finds, in bf16 and FP8. Steps are predicted by the planner's
-cost model, whose error on published steps is in docs/records/predicted-steps.md; of models with experts it
-is not known. A column is one program in one layout, a cell the seconds that a term adds to a step.
-NVIDIA's program is the one of `published.frameworks.NEMO_340B`. *Of one site* is the same program
+cost model. Its error on published steps is in docs/records/predicted-steps.md; of models with
+experts it is not known. A column is one program in one layout, a cell the seconds that a term adds
+to a step. NVIDIA's program is `published.frameworks.NEMO_340B`. *Of one site* is the same program
 without what the links expose.
 
 With `--compile` the published layout is compiled ahead of time for its GPUs (the extra `aot`): the

@@ -20,7 +20,7 @@ from geojax.models.declaration import constant, normal, parameter
 from geojax.models.lora import TargetModule, draw_lora_a
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
-from geojax.precision import Axes, is_quantized_weight, saveable
+from geojax.precision import Axes, merge_quantized, saveable, split_quantized
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
@@ -158,12 +158,11 @@ def enter(x: jax.Array, layers: Sequence[Linear]) -> tuple[jax.Array, Sequence[L
     In the backward of the layers that are returned, the gradients of their kernels are computed
     while that of `x` travels.
     """
-    kernels = [each.kernel.get_value() for each in layers]
-    trained = layers[0].is_trained and not any(map(is_quantized_weight, kernels))
     parallelism = layers[0].compute.parallelism
-    if trained and parallelism.tensor > 1:
-        x, kernels = together_backwards((x, kernels))
-        layers = list(map(Linear.with_kernel, layers, kernels))
+    if parallelism.tensor > 1 and layers[0].is_trained:
+        quantized, trained = split_quantized([each.kernel.get_value() for each in layers])
+        x, trained = together_backwards((x, trained))
+        layers = list(map(Linear.with_kernel, layers, merge_quantized(quantized, trained)))
     return copy_to_tp_region(x, parallelism), layers
 
 

@@ -81,15 +81,13 @@ def _beside_gradients(times: LayerTimes, network: RankNetwork, plain: float) -> 
     """Time what the scatters of a layer's input gradients travel beside the weights' gradients.
 
     With sequence parallelism a region's backward scatters the gradient of its input, a quarter of
-    all `plain` bytes for both regions. Those of the weights that read it, in 16 bits and trained,
-    are computed meanwhile (`geojax.models.layers.enter`), unless they are left for later.
+    all `plain` bytes for both regions. Those of the weights that read it are computed meanwhile
+    (`geojax.models.layers.enter`), unless they are frozen or left for later.
     """
     layout = times.layout
     splits = layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward
-    if (
-        not (times.execution.gradients_last and layout.parallelism.sequence)
-        or (splits or times.frozen or platform_of_accelerator(times.site.accelerator) is not GPU)
-        or policy(layout.precision).recipe is not None
+    if not (times.execution.gradients_last and layout.parallelism.sequence) or (
+        splits or times.frozen or platform_of_accelerator(times.site.accelerator) is not GPU
     ):
         return 0.0
     regions = ("qkv",) if times.model.is_moe else ("qkv", "up")

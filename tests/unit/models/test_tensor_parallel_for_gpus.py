@@ -1,5 +1,6 @@
 """Compiled ahead of time for H100s, gradients over `tensor` travel beside weights' gradients."""
 
+import pytest
 from support.h100 import h100_devices, needs_cuda
 from support.plans import step_plan_on
 
@@ -50,9 +51,12 @@ def hidden_share_of_model(plan):
 
 
 @needs_cuda
-def test_input_gradients_are_scattered_while_weight_gradients_are_computed():
+@pytest.mark.parametrize(
+    ("precision", "backend"), [("bf16", "reference"), ("fp8-current", "xla")], ids=["bf16", "fp8"]
+)
+def test_input_gradients_are_scattered_while_weight_gradients_are_computed(precision, backend):
     mesh = make_mesh(tensor=TENSOR, devices=h100_devices(sites=1, hosts=1))
-    plan = step_plan_on(mesh, policy("bf16"), sequence_parallel=True)
+    plan = step_plan_on(mesh, policy(precision), sequence_parallel=True, fp8_backend=backend)
     found = compiled_flights(plan)
 
     def executions(kind, beside):
