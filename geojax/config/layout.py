@@ -59,9 +59,9 @@ class Layout(Settings):
 
     scan_layers: bool | Literal["auto"] = "auto"
     """Loop over the layers. false: the program holds each layer by itself, takes less time and
-    memory and four times as long to compile. "auto": false on GPUs for at most 64 layers, where it
-    can be: in one program that sends nothing while layers are computed (data-parallel ranks with
-    ZeRO 0 or 1 and without overlap_grad_reduce)."""
+    memory and four times as long to compile. "auto": false on GPUs for at most 64 layers without
+    full remat, where it can be: in one program that sends nothing while layers are computed
+    (data-parallel ranks with ZeRO 0 or 1 and without overlap_grad_reduce)."""
 
     communication: CommunicationSettings = CommunicationSettings()
     """Buckets and compression of the gradients."""

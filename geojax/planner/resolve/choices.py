@@ -46,8 +46,9 @@ def scans_layers(layout: Layout, model: AnyModel, mesh: Mesh) -> bool:
     """
     if layout.scan_layers != "auto":
         return layout.scan_layers
-    fewer = model.num_stacked_layers <= MOST_UNROLLED_LAYERS
-    return not (fewer and platform_of(mesh) is GPU and layout.needs_layer_loops is None)
+    # With full remat a layer keeps so little that its stacks are small.
+    gains = model.num_stacked_layers <= MOST_UNROLLED_LAYERS and layout.remat != "full"
+    return not (gains and platform_of(mesh) is GPU and layout.needs_layer_loops is None)
 
 
 def settled_layout(plan: StepPlan) -> Layout:

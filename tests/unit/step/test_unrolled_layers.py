@@ -26,6 +26,7 @@ def test_programs_for_gpus_are_unrolled_where_nothing_travels_beside_layers():
     assert not loops(layout_with())
     assert not loops(layout_with(mesh={"data": 4}, zero={"stage": 1}))
     assert loops(layout_with(), platform="cpu")
+    assert loops(layout_with(remat="full"))
     assert loops(layout_with(scan_layers=True))
     assert not loops(layout_with(scan_layers=False), platform="cpu")
     many = MODEL.replace(num_hidden_layers=MOST_UNROLLED_LAYERS + 1)
