@@ -89,8 +89,6 @@ def sides() -> dict[str, dict[str, str]]:
     found = {}
     for name in ("bf16", "fp16", *(f"fp8-{recipe}" for recipe in RECIPES)):
         recipe = policy(name).recipe
-        if policy(name).compute_dtype.itemsize != 2:
-            continue
         if recipe is None:
             found[name] = {"precision": name}
             continue

@@ -62,6 +62,12 @@ class LoraSettings(Settings):
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
 
+def adapter_names(name: str) -> tuple[str, str] | None:
+    """Return the dotted names of the adapter that a kernel may have; None: it is no kernel."""
+    owner, _, last = name.rpartition(".")
+    return (f"{owner}.{LORA_A}", f"{owner}.{LORA_B}") if last == "kernel" else None
+
+
 def draw_lora_a(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Draw an initial `lora_a`, uniform up to 1 / sqrt(inputs), as peft does; a `lora_b` is 0."""
     bound = 1 / math.sqrt(shape[-2])

@@ -197,7 +197,7 @@ def phases_of_step(
         behind_head += max(min(2 * bucket, layers) - 2, 0) * pieces.layer_gradient
     activations = layers * pieces.held.before_backward + pieces.embedding_held + pieces.stream
     # Without a loop, a layer's gradient takes the place of its activations.
-    replaced = 0 if layout.scan_layers else min(filling, activations)
+    replaced = min(filling, activations) if layout.scan_layers is False else 0
     return {
         "head": {
             "gathered weights": weights,

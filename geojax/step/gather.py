@@ -25,13 +25,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from geojax.collectives import all_gather
 from geojax.collectives.axes import to_varying, varying_axes, zero_after
 from geojax.models import AnyModel, Parameters
-from geojax.models.chunk.layer_io import (
-    LayersFrom,
-    LayerWeights,
-    StackedWeights,
-    WeightSource,
-    layer_slice,
-)
+from geojax.models.chunk.layer_io import LayerWeights, StackedWeights, WeightSource, layer_slice
 from geojax.optim.leaf_groups import map_by_group, shard_axes, shard_dim
 from geojax.precision import QuantizedWeight, Weight, attach_amax, is_quantized_weight
 from geojax.sharding import LeafLayout
@@ -272,8 +266,8 @@ def step_weights(
     ]
     if not plan.scans_layers:
         spans = [
-            LayerWeights(LayersFrom(own.source, number))
-            for own, weights in zip(spans, gathered, strict=True)
+            LayerWeights(WeightsWithAmax(StackedWeights(weights, number), _span(amax, number, 1)))
+            for weights, amax in zip(gathered, amax_of_span, strict=True)
             for number in range(len(jax.tree.leaves(weights)[0]))
         ]
     return StepWeights(non_layer_params, spans, zero)

@@ -12,10 +12,9 @@ from geojax.checkpoint.reading.initial_weights import read_weights
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.checkpoint.saved_array import Indices
 from geojax.models import AnyModel, parameter_kinds, parameter_shapes
-from geojax.models.huggingface.adapter import adapter_names
 from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 from geojax.models.huggingface.tensor_map import Slices
-from geojax.models.lora import LoraSettings, merged_kernel
+from geojax.models.lora import LoraSettings, adapter_names, merged_kernel
 from geojax.named_arrays import leaves_by_name
 
 

@@ -98,21 +98,6 @@ class StackedWeights:
 
 
 @dataclasses.dataclass(frozen=True)
-class LayersFrom:
-    """The layers of a source that prefetches nothing, from some layer on."""
-
-    source: WeightSource
-    first: int
-    """Number in the source of the layer that is 0 here."""
-
-    def take(
-        self, prefetched: None, index: jax.Array, following: jax.Array
-    ) -> tuple[Parameters, None]:
-        """Return the weights of layer `index`."""
-        return self.source.take(prefetched, self.first + index, self.first + following)
-
-
-@dataclasses.dataclass(frozen=True)
 class StackedStore:
     """A store in which the results of a loop are stacked on a leading dim."""
 

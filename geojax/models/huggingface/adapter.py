@@ -82,9 +82,3 @@ def write_adapter(
     }
     path = folder / "adapter_config.json"
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-def adapter_names(name: str) -> tuple[str, str] | None:
-    """Return the dotted names of the adapter that a kernel may have; None: it is no kernel."""
-    owner, _, last = name.rpartition(".")
-    return (f"{owner}.{LORA_A}", f"{owner}.{LORA_B}") if last == "kernel" else None
