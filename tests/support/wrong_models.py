@@ -55,6 +55,18 @@ def unknown_kind(vocab_size, *, rngs):
     return _with(vocab_size, [Unlike()], rngs)
 
 
+class Flat(nnx.Module):
+    def __init__(self):
+        self.rates = nnx.Param(jnp.zeros(3), kind="matrix")
+
+    def __call__(self, x):
+        return x
+
+
+def flat_matrix(vocab_size, *, rngs):
+    return _with(vocab_size, [Flat()], rngs)
+
+
 class Narrowing(nnx.Module):
     def __init__(self, rngs):
         self.narrow = nnx.Linear(WIDTH, 3, rngs=rngs)

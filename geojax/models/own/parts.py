@@ -9,7 +9,7 @@ import functools
 import inspect
 import zlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -18,11 +18,13 @@ from flax import nnx
 
 from geojax.errors import UserError
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
-from geojax.models.declaration import Declaration, Kind, Parameters, stacked
+from geojax.models.declaration import Declaration, Parameters, stacked
 from geojax.models.own.decoder import Decoder
 from geojax.models.own.loops import with_varying_loops
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.suggestions import listed
+
+KINDS = ("matrix", "table", "vector")
+"""Kinds that a parameter may declare."""
 
 _OF_SEQUENCES = ("sequence_indices", "positions", "segment_ids")
 """Fields of the context that have a dim of sequences."""
@@ -274,10 +276,11 @@ def _part(
                 f"{where} has {'.'.join(map(str, path))} of {dtype}; a parameter is of "
                 "floating-point numbers"
             )
-        if (kind := declared[path].kind) not in (None, *get_args(Kind)):
+        kind, shape = declared[path].kind, declared[path].shape
+        if kind not in (None, *KINDS) or (kind in KINDS[:2] and len(shape) < 2):
             raise UserError(
-                f"{where} has {'.'.join(map(str, path))} with kind={kind!r}; known are "
-                f"{listed(get_args(Kind))}"
+                f"{where} has {'.'.join(map(str, path))} of shape {shape} with kind={kind!r}; "
+                "matrix and table are of two dims or more, and others vector"
             )
     shared = tables or {}
     found = ((path, shared.get(id(variable))) for path, variable in _variables(module))

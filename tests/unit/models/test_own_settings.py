@@ -44,7 +44,11 @@ def test_a_function_that_cannot_be_called_is_refused(settings, said):
         ("batch_statistics", "blocks.0 (Counting) has norm.mean, a BatchStat"),
         ("one_block_twice", "blocks.0.down.bias and blocks.1.down.bias are one parameter"),
         ("whole_numbers", "blocks.0 (Whole) has numbers of int32"),
-        ("unknown_kind", "blocks.0 (Unlike) has rates with kind='tensor'; known are matrix, table"),
+        (
+            "unknown_kind",
+            "blocks.0 (Unlike) has rates of shape (3,) with kind='tensor'; matrix and",
+        ),
+        ("flat_matrix", "blocks.0 (Flat) has rates of shape (3,) with kind='matrix'; matrix and"),
     ],
 )
 def test_modules_that_cannot_be_trained_are_refused(function, said):
