@@ -234,7 +234,6 @@ class RunConfig(Layout):
             return self
         tied = self.model.head_reads_tokens
         required = {
-            "a precision without FP8": not self.precision.startswith("fp8-"),
             "initial_weights=null": self.initial_weights is None,
             "a head that is not tied, where dc.join=islands": not (
                 tied and self.dc.join == "islands"
@@ -245,6 +244,11 @@ class RunConfig(Layout):
             raise ValueError(
                 f"a model of your own (model.module) requires {' and '.join(missing)}; set it, or "
                 "choose a model of geojax's"
+            )
+        if self.precision.startswith("fp8-") and (kind := self.model.block_without_fp8):
+            raise ValueError(
+                f"precision={self.precision} requires blocks with linear layers of geojax; "
+                f"{kind} has none. Set another precision, or build it of geojax.models.layers"
             )
         return self
 

@@ -21,6 +21,8 @@ class Block(nnx.Module):
     """A layer whose second half is a dense feed-forward block."""
 
     attention_class: ClassVar[type[Attention]] = Attention
+    supports: ClassVar[frozenset[str]] = frozenset({"tensor", "sequence", "context"})
+    """Kinds of parallelism inside it, as blocks of a model of your own say theirs."""
 
     def __init__(self, config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE):
         self.config, self.compute, hidden = config, compute, config.hidden_size
@@ -85,6 +87,8 @@ class Block(nnx.Module):
 
 class ExpertBlock(Block, MoE):
     """A layer whose second half is a mixture of experts, which lie beside its attention."""
+
+    supports: ClassVar[frozenset[str]] = Block.supports | {"expert"}
 
     def _declare_second_half(self) -> None:
         MoE.__init__(self, self.config, self.compute)

@@ -6,6 +6,7 @@ them (initial values, sharding, FP8) reads them off `declared`.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
@@ -27,11 +28,14 @@ Initial: TypeAlias = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 """Draws initial values from a key and a shape, in float32."""
 
 
+# Equal ones are one object, so that modules which declare the same are equal.
+@functools.lru_cache(maxsize=256)
 def normal(deviation: float) -> Initial:
     """Return the normal distribution around 0 with this standard deviation."""
     return lambda key, shape: deviation * jax.random.normal(key, shape, jnp.float32)
 
 
+@functools.lru_cache(maxsize=256)
 def constant(value: float) -> Initial:
     """Return the distribution that is one value."""
     return lambda key, shape: jnp.full(shape, value, jnp.float32)

@@ -22,7 +22,7 @@ from geojax.models.chunk.layer_scan import forward_layer
 from geojax.models.parameters import declarations
 from geojax.models.transformer import read_by_head
 from geojax.pipeline.schedule import LayerBytes
-from geojax.planner.cost.layer_bytes import held_bytes
+from geojax.planner.cost.held_bytes import held_bytes
 from geojax.planner.memory_phases import StepPieces
 from geojax.planner.workspace import peak_bytes
 from geojax.runtime.platform import platform_of

@@ -8,7 +8,7 @@ import optax
 from flax import linen, nnx
 
 from geojax.models import Decoder, ModelConfig, OwnModel
-from geojax.models.block import Block
+from geojax.models.block import Block, ExpertBlock
 from geojax.models.context import LayerContext
 
 WIDTH = 12
@@ -95,6 +95,9 @@ def build_linen(vocab_size, rate=0.0, *, rngs):
     return Decoder(table, blocks, nnx.Linear(WIDTH, vocab_size, rngs=rngs))
 
 
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 8, "router_aux_loss_coef": 0.3}
+
+
 class PartsLayer(nnx.Module):
     """A layer of geojax's, which ranks of `tensor` and `context` share."""
 
@@ -107,19 +110,27 @@ class PartsLayer(nnx.Module):
         return self.block(x, context)[0]
 
 
-def build_of_parts(vocab_size, layers=2, *, rngs, compute):
-    """Layers of geojax between an embedding and a head of Flax."""
-    config = ModelConfig(
+def parts_config(vocab_size, layers=2, experts=0, keys=1):
+    """The settings of the layers of geojax."""
+    return ModelConfig(
         num_hidden_layers=layers,
         hidden_size=WIDTH,
         num_attention_heads=2,
-        num_key_value_heads=1,
+        num_key_value_heads=keys,
         intermediate_size=20,
         vocab_size=vocab_size,
         max_position_embeddings=64,
+        **_EXPERTS | {"num_experts": experts} if experts else {},
     )
+
+
+def build_of_parts(vocab_size, layers=2, experts=0, wrapped=False, keys=1, *, rngs, compute):
+    """Layers of geojax between an embedding and a head of Flax; every second one with experts."""
+    config = parts_config(vocab_size, layers, experts, keys)
     table = nnx.Embed(vocab_size, WIDTH, param_dtype=jnp.float64, rngs=rngs)
-    blocks = [PartsLayer(config, compute) for _ in range(layers)]
+    second = ExpertBlock if experts else Block
+    kinds = [PartsLayer] * 2 if wrapped else [Block, second]
+    blocks = [kinds[number % 2](config, compute) for number in range(layers)]
     return Decoder(table, blocks, nnx.Linear(WIDTH, vocab_size, rngs=rngs))
 
 

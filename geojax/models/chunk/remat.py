@@ -9,7 +9,7 @@ import jax
 from geojax.collectives import after, barrier, token_of
 from geojax.errors import UserError
 from geojax.models.moe import SAVEABLE_MOE
-from geojax.models.parallel.tensor import TP_REDUCED
+from geojax.models.parallel.tensor import TP_COPIED, TP_REDUCED
 from geojax.precision import SAVEABLE_MATMULS
 
 Remat = Literal["none", "selective", "full"]
@@ -66,7 +66,8 @@ def rematerialize(
     Args:
         function: a layer.
         remat: the policy.
-        keep_all_names: "selective" keeps all that the function names by `checkpoint_name`.
+        keep_all_names: "selective" keeps all that the function names by `checkpoint_name`, but for
+            streams that ranks of `tensor` gathered.
 
     Raises:
         UserError: `remat` is unknown.
@@ -81,6 +82,6 @@ def rematerialize(
         products = policies.dots_with_no_batch_dims_saveable
         named = policies.save_only_these_names(TP_REDUCED, *SAVEABLE_MOE, *SAVEABLE_MATMULS)
         if keep_all_names:
-            named = policies.save_any_names_but_these()
+            named = policies.save_any_names_but_these(TP_COPIED)
         return checkpoint(function, policy=policies.save_from_both_policies(products, named))
     raise UserError(f"remat '{remat}' is unknown; it can be none, selective or full")

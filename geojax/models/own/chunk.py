@@ -3,6 +3,7 @@
 Shapes: B batch, S sequence, H hidden, V vocabulary.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,14 +13,18 @@ from jax import lax
 from geojax.collectives.axes import vary_over, varying_axes
 from geojax.errors import UserError
 from geojax.models.chunk.chunk import Chunk, ModelFunctions
-from geojax.models.chunk.layer_scan import Layers, LayerSpan
+from geojax.models.chunk.layer_scan import Layer, Layers, LayerSpan
 from geojax.models.chunk.remat import Remat, rematerialize
 from geojax.models.context import ComputeSettings, LayerContext
 from geojax.models.declaration import Parameters
 from geojax.models.head import token_chunks
+from geojax.models.moe import weighted_aux_loss
 from geojax.models.own.parts import OwnParts, Part, own_parts
 from geojax.models.own.settings import OwnModel
+from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.sequence_order import local_positions
+from geojax.models.parallel.tensor import stream_positions
+from geojax.precision import LinearMatmul
 
 
 def own_chunk(
@@ -32,7 +37,7 @@ def own_chunk(
     remat: Remat,
 ) -> Chunk:
     """Return the chunk of consecutive `layers` of a model; see `model_chunk`."""
-    parts = own_parts(model, compute)
+    parts, parallelism, matmul = own_parts(model, compute), compute.parallelism, compute.matmul
 
     def context_of(batch: dict[str, jax.Array]) -> LayerContext:
         return LayerContext(
@@ -41,30 +46,51 @@ def own_chunk(
             rotary=None,
             local_rotary=None,
             sequence_indices=batch["row"],
-            sequence_positions=local_positions(batch["tokens"].shape[1], compute.parallelism),
+            sequence_positions=local_positions(batch["tokens"].shape[1], parallelism),
             dropout_key=dropout_key,
         )
 
     def embed(first: Parameters, batch: dict[str, jax.Array]) -> jax.Array:
-        return parts.embedding(first, batch["tokens"], context_of(batch)).astype(dtype)
+        x = parts.embedding(first, batch["tokens"], context_of(batch)).astype(dtype)
+        return stream_positions(x, parallelism, dim=1)
 
-    def layer(
-        weights: Parameters, x: jax.Array, index: jax.Array, context: LayerContext
-    ) -> tuple[jax.Array, None]:
-        trees = parts.in_period(weights)
-        for place, (part, own) in enumerate(zip(parts.period, trees, strict=True)):
-            of_block = context._replace(layer=len(trees) * index + place)
-            x = _same_stream(part, part(own, x, of_block), x)
-        return x, None
+    def layer_with(own: LinearMatmul, *, of_any_number: bool = False) -> Layer:
+        blocks = own_parts(model, dataclasses.replace(compute, matmul=own))
+
+        def layer(
+            weights: Parameters, x: jax.Array, index: jax.Array, context: LayerContext
+        ) -> tuple[jax.Array, jax.Array | None]:
+            if of_any_number:
+                follows = own.at_layer(index, parts.layers).quantized
+                context = context._replace(follows_recipe=follows)
+            trees, balance = blocks.in_period(weights), None
+            for place, (part, tree) in enumerate(zip(blocks.period, trees, strict=True)):
+                of_block = context._replace(layer=len(trees) * index + place)
+                x, added = _stream_and_balance(part, part(tree, x, of_block), x)
+                if added is not None:
+                    balance = added if balance is None else balance + added
+            return x, balance
+
+        return rematerialize(layer, remat, keep_all_names=True)
 
     functions = ModelFunctions(
         embed=embed,
-        layer=rematerialize(layer, remat, keep_all_names=True),
-        head=lambda last, x, batch: own_loss(model, parts, last, x, batch),
+        layer=layer_with(matmul, of_any_number=True),
+        head=lambda last, x, batch: own_loss(model, parts, last, x, batch, parallelism),
         context=context_of,
+        balance=weighted_balance if model.is_moe else None,
     )
-    spans = Layers((LayerSpan(len(layers), functions.layer),), layers.start)
-    return Chunk(functions, spans, layers.start == 0, layers.stop == parts.layers)
+    spans = [
+        LayerSpan(len(part), layer_with(own))
+        for part, own in matmul.spans_within(layers, parts.layers)
+    ]
+    is_first, is_last = layers.start == 0, layers.stop == parts.layers
+    return Chunk(functions, Layers(tuple(spans), layers.start), is_first, is_last)
+
+
+def weighted_balance(losses: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+    """Weigh the sum of blocks' balance losses [B] for the sum of token losses; see `Chunk`."""
+    return weighted_aux_loss(losses, batch["loss_mask"])
 
 
 def own_logits(parts: OwnParts, last: Parameters, x: jax.Array) -> jax.Array:
@@ -79,13 +105,21 @@ def own_logits(parts: OwnParts, last: Parameters, x: jax.Array) -> jax.Array:
 
 
 def own_loss(
-    model: OwnModel, parts: OwnParts, last: Parameters, x: jax.Array, batch: dict[str, jax.Array]
+    model: OwnModel,
+    parts: OwnParts,
+    last: Parameters,
+    x: jax.Array,
+    batch: dict[str, jax.Array],
+    parallelism: Parallelism,
 ) -> jax.Array:
     """Sum the masked next-token losses of the stream `x` [B, S, H]: [], in at least float32.
 
-    Tokens go through the head in chunks; the backward computes each chunk's logits again.
+    Tokens go through the head in chunks; the backward computes each chunk's logits again. Ranks
+    that share a sequence's positions add theirs.
     """
-    targets, mask = batch["targets"], batch["loss_mask"]
+    targets, mask = (
+        stream_positions(batch[name], parallelism, dim=1) for name in ("targets", "loss_mask")
+    )
     wide = jnp.promote_types(x.dtype, jnp.float32)
     chunks = token_chunks(
         (x.reshape(-1, x.shape[-1]), targets.reshape(-1), mask.reshape(-1).astype(wide)),
@@ -111,7 +145,9 @@ def own_loss(
         return total + of_chunk(last, *chunk), None
 
     zero = vary_over(jnp.zeros((), wide), varying_axes(x, last, targets, mask))
-    return lax.scan(add, zero, chunks, unroll=len(chunks[1]) == 1)[0]
+    total = lax.scan(add, zero, chunks, unroll=len(chunks[1]) == 1)[0]
+    shared = parallelism.sequence and parallelism.tensor > 1
+    return lax.psum(total, "tensor") if shared else total
 
 
 def read_by_own_head(parameters: Parameters, parts: OwnParts) -> Parameters:
@@ -125,9 +161,16 @@ def read_by_own_head(parameters: Parameters, parts: OwnParts) -> Parameters:
     return read
 
 
-def _same_stream(part: Part, made: jax.Array, x: jax.Array) -> jax.Array:
-    """Check that a block returned a stream; it goes on in the dtype of `x`."""
-    if getattr(made, "shape", None) != x.shape:
-        shape = getattr(made, "shape", type(made).__name__)
+def _stream_and_balance(part: Part, made: Any, x: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+    """Check what a block returned; the stream goes on in the dtype of `x`."""
+    stream, balance = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if getattr(stream, "shape", None) != x.shape:
+        shape = getattr(stream, "shape", type(stream).__name__)
         raise UserError(f"{part.kind} maps the stream {x.shape} to {shape}; it must keep the shape")
-    return made.astype(x.dtype)
+    if balance is not None and getattr(balance, "shape", None) != x.shape[:1]:
+        shape = getattr(balance, "shape", type(balance).__name__)
+        raise UserError(
+            f"{part.kind} returns a balance loss {shape}; one number for each of {x.shape[0]} "
+            "sequences would do"
+        )
+    return stream.astype(x.dtype), balance

@@ -17,8 +17,11 @@ import numpy as np
 from flax import nnx
 
 from geojax.errors import UserError
+from geojax.models.block import Block
+from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
 from geojax.models.declaration import Declaration, Parameters, stacked
+from geojax.models.layers import Amax
 from geojax.models.own.decoder import Decoder
 from geojax.models.own.loops import with_varying_loops
 from geojax.models.parallel.parallelism import Parallelism
@@ -75,6 +78,11 @@ class Part:
     """True if it is called with the context."""
     supports: frozenset[str]
     """Kinds of parallelism inside a layer that its code is written for."""
+    of_geojax: tuple[ModelConfig, ...]
+    """Settings of the layers of geojax in it."""
+    histories: tuple[Path, ...]
+    """Magnitudes of the steps before that its linear layers read, by an FP8 recipe that needs them.
+    """
 
     @property
     def kind(self) -> str:
@@ -92,34 +100,35 @@ class Part:
         x: jax.Array,
         context: LayerContext,
         tables: Parameters | None = None,
-    ) -> jax.Array:
+    ) -> Any:
         """Call the module with values of its parameters, and of the embedding's it is tied to."""
         if context.dropout_key is None or not self.streams:
             return self._called(weights, x, context, tables)
 
-        def of_sequence(x: jax.Array, own: LayerContext) -> jax.Array:
+        def of_sequence(x: jax.Array, own: LayerContext) -> Any:
             assert own.dropout_key is not None
             assert own.sequence_indices is not None
             key = jax.random.fold_in(own.dropout_key, own.sequence_indices)
             own = own._replace(dropout_key=key)
             own = own._replace(**{name: getattr(own, name)[None] for name in _OF_SEQUENCES})
-            return self._called(weights, x[None], own, tables)[0]
+            return jax.tree.map(lambda leaf: leaf[0], self._called(weights, x[None], own, tables))
 
         axes: Any = [0 if name in _OF_SEQUENCES else None for name in context._fields]
         return jax.vmap(of_sequence, in_axes=(0, LayerContext(*axes)))(x, context)
 
     def _called(
         self, weights: Parameters, x: jax.Array, context: LayerContext, tables: Parameters | None
-    ) -> jax.Array:
+    ) -> Any:
         # What supports an axis calls collectives, and knows of the mesh.
         call: Any = self._of_arrays if self.supports else with_varying_loops(self._of_arrays)
         return call(weights, x, context, tables)
 
     def _of_arrays(
         self, weights: Parameters, x: jax.Array, context: LayerContext, tables: Parameters | None
-    ) -> jax.Array:
+    ) -> Any:
         key = jax.random.key(0) if context.key is None else context.key
         values = {path: _leaf(weights, path) for path in self.declared if path not in self.tied}
+        values |= {path: _leaf(weights, path) for path in self.histories}
         values |= {path: _leaf(tables or {}, of_table) for path, of_table in self.tied.items()}
         for number, (path, is_key) in enumerate(self.streams.items()):
             values[path] = jax.random.fold_in(key, number) if is_key else jnp.uint32(0)
@@ -160,17 +169,21 @@ class OwnParts:
     def check(self, parallelism: Parallelism) -> None:
         """Refuse to shard blocks over ranks that they were not written for.
 
+        Ranks of `expert` share sequences too, so that only some blocks need to know of them.
+
         Raises:
             UserError: a block does not say that it supports an axis.
         """
-        axes = ("tensor", "sequence", "context", "expert")
-        wanted = {axis for axis in axes if getattr(parallelism, axis) > 1}
-        for part in self.period:
-            if lacking := sorted(wanted - part.supports):
+        axes = {axis: getattr(parallelism, axis) > 1 for axis in ("tensor", "context", "expert")}
+        axes["sequence"] = parallelism.sequence and parallelism.tensor > 1
+        for axis in sorted(axis for axis, is_used in axes.items() if is_used):
+            lacking = [part for part in self.period if axis not in part.supports]
+            if lacking and (axis != "expert" or len(lacking) == len(self.period)):
+                unset = "false" if axis == "sequence" else "1"
                 raise UserError(
-                    f"{lacking[0]} parallelism: {part.kind} does not say that it supports it; set "
-                    "it to 1, or write the block's collectives and set supports = "
-                    f"{{'{lacking[0]}'}}"
+                    f"{axis} parallelism: {lacking[0].kind} does not say that it supports it; set "
+                    f"it to {unset}, or write the block's collectives and set supports = "
+                    f"{{'{axis}'}}"
                 )
 
     @property
@@ -202,6 +215,17 @@ def own_parts(model: ModelSource, compute: ComputeSettings = ON_ONE_DEVICE) -> O
     period = next(size for size in range(1, len(blocks) + 1) if _repeats(blocks, size))
     layers, hidden = len(blocks) // period, _hidden_size(embedding, model)
     return OwnParts(embedding, tuple(blocks), layers, head, hidden)
+
+
+@functools.lru_cache(maxsize=32)
+def has_balance_loss(model: ModelSource) -> bool:
+    """Return True if a block returns a balance loss beside the stream; touches no device."""
+    parts = own_parts(model)
+    x = jax.ShapeDtypeStruct((1, 8, parts.hidden_size), jnp.float32)
+    return any(
+        isinstance(made := _shapes_of(part, x), tuple) and len(made) > 1 and made[1] is not None
+        for part in parts.period
+    )
 
 
 def built(model: ModelSource, compute: ComputeSettings, key: jax.Array) -> Decoder:
@@ -262,8 +286,8 @@ def _part(
     where = f"model.module {model.module}: {name} ({type(module).__name__})"
     if not isinstance(module, nnx.Module):
         raise UserError(f"{where} is no nnx.Module; wrap Linen ones in nnx.bridge.ToNNX")
-    states: tuple[Any, ...] = nnx.split(module, nnx.Param, nnx.RngState, ...)
-    graph, parameters, random, others = states
+    states: tuple[Any, ...] = nnx.split(module, nnx.Param, nnx.RngState, Amax, ...)
+    graph, parameters, random, histories, others = states
     for path, variable in nnx.to_flat_state(others):
         raise UserError(
             f"{where} has {'.'.join(map(str, path))}, a {type(variable).__name__}; only nnx.Param "
@@ -285,7 +309,7 @@ def _part(
     shared = tables or {}
     found = ((path, shared.get(id(variable))) for path, variable in _variables(module))
     tied = {path: of_table for path, of_table in found if of_table is not None}
-    evaluated = nnx.merge(graph, parameters, random, copy=True)
+    evaluated = nnx.merge(graph, parameters, random, histories, copy=True)
     evaluated.eval()
     return Part(
         name,
@@ -297,6 +321,8 @@ def _part(
         tied,
         "context" in inspect.signature(type(module).__call__).parameters,
         frozenset(getattr(type(module), "supports", ())),
+        tuple(each.config for _, each in nnx.iter_graph(module) if isinstance(each, Block)),
+        tuple(path for path, _ in nnx.to_flat_state(histories)),
     )
 
 
@@ -326,22 +352,29 @@ def _repeats(blocks: list[Part], size: int) -> bool:
 
 
 def _hidden_size(embedding: Part, model: ModelSource) -> int:
-    tokens = jax.ShapeDtypeStruct((1, 8), jnp.int32)
-    weights = jax.tree.map(
-        lambda each: jax.ShapeDtypeStruct(each.shape, jnp.float32), embedding.parameters
-    )
-
-    def embed(weights: Parameters, tokens: jax.Array) -> jax.Array:
-        context = LayerContext(tokens, None, None, None, tokens[0], positions=tokens)
-        return embedding(weights, tokens, context)
-
-    made = jax.eval_shape(embed, weights, tokens)
+    made = _shapes_of(embedding, tokens := jax.ShapeDtypeStruct((1, 8), jnp.int32))
     if getattr(made, "ndim", 0) != 3 or made.shape[:2] != tokens.shape:
         raise UserError(
             f"model.module {model.module}: {embedding.kind} maps tokens {tokens.shape} to "
             f"{getattr(made, 'shape', type(made).__name__)}; [batch, sequence, hidden] would do"
         )
     return int(made.shape[2])
+
+
+def _shapes_of(part: Part, x: jax.ShapeDtypeStruct) -> Any:
+    """Return the shapes that a part makes of `x` [1, S, ...], on one device."""
+    weights = jax.tree.map(
+        lambda each: jax.ShapeDtypeStruct(each.shape, jnp.float32), part.parameters
+    )
+    tokens = jax.ShapeDtypeStruct(x.shape[:2], jnp.int32)
+
+    def call(weights: Parameters, x: jax.Array, tokens: jax.Array) -> Any:
+        context = LayerContext(
+            tokens, None, None, None, tokens[0], positions=tokens, layer=jnp.int32(0)
+        )
+        return part(weights, x, context)
+
+    return jax.eval_shape(call, weights, x, tokens)
 
 
 def _tree(flat: Mapping[Path, Any]) -> Parameters:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 import pydantic
 
 from geojax.models.config import ModelConfig, family_settings
-from geojax.models.own.parts import BUILT_WITH, own_parts
+from geojax.models.own.parts import BUILT_WITH, has_balance_loss, own_parts
 from geojax.quantities import Length
 from geojax.settings import Settings
 from geojax.suggestions import did_you_mean
@@ -41,8 +41,6 @@ class OwnModel(Settings):
 
     # A `ModelConfig` has more parts, of which these say that there are none.
     lora: ClassVar[None] = None
-    is_moe: ClassVar[bool] = False
-    use_router_bias: ClassVar[bool] = False
     num_nextn_predict_layers: ClassVar[int] = 0
     first_k_dense_replace: ClassVar[int] = 0
     is_random: ClassVar[bool] = True
@@ -69,6 +67,24 @@ class OwnModel(Settings):
     def num_stacked_layers(self) -> int:
         """Periods of blocks, which stages share."""
         return own_parts(self).layers
+
+    @property
+    def is_moe(self) -> bool:
+        """True if blocks return a balance loss."""
+        return has_balance_loss(self)
+
+    @property
+    def use_router_bias(self) -> bool:
+        """True if the routers of its experts have a bias for their choice."""
+        configs = [config for part in own_parts(self).period for config in part.of_geojax]
+        return any(config.use_router_bias for config in configs)
+
+    @property
+    def block_without_fp8(self) -> str | None:
+        """A block without a layer that an FP8 recipe multiplies in; None: each has one."""
+        parts = own_parts(self).period
+        without = (part for part in parts if not any(x.fp8 for x in part.declared.values()))
+        return next((part.kind for part in without), None)
 
     @property
     def head_reads_tokens(self) -> bool:

@@ -2,19 +2,18 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from geojax.models.chunk.layer_scan import Layer
-from geojax.models.chunk.remat import Remat
 from geojax.models.context import ComputeSettings
 from geojax.models.own.chunk import own_chunk, own_logits, read_by_own_head
 from geojax.models.own.parts import own_parts
 from geojax.models.own.settings import OwnModel
+from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 
 
 class TracedProduct(NamedTuple):
@@ -32,41 +31,19 @@ Products: TypeAlias = tuple[TracedProduct, ...]
 
 @functools.lru_cache(maxsize=64)
 def layer_products(model: OwnModel, sequences: int, length: int) -> Products:
-    """Trace the forward of a layer; touches no device."""
-    layer = traced_layer(model, sequences, length, "none", jnp.dtype(jnp.float32))
-    return _work(layer.forward, layer.weights, layer.x, layer.batch)
+    """Trace the forward of a layer; touches no device.
 
-
-class TracedLayer(NamedTuple):
-    """A layer, and what it is called with as shapes."""
-
-    function: Layer
-    context: Callable[[Any], Any]
-    weights: Any
-    x: jax.ShapeDtypeStruct
-    batch: dict[str, jax.ShapeDtypeStruct]
-
-    def again(self, weights: Any, batch: Any) -> tuple[Any, jax.Array, Any]:
-        """Return all that the layer reads beside the stream."""
-        return weights, jnp.int32(0), self.context(batch)
-
-    def forward(self, weights: Any, x: jax.Array, batch: Any) -> jax.Array:
-        """Compute the stream after the layer."""
-        weights, number, context = self.again(weights, batch)
-        return self.function(weights, x, number, context)[0]
-
-
-def traced_layer(
-    model: OwnModel, sequences: int, length: int, remat: Remat, dtype: jnp.dtype
-) -> TracedLayer:
-    """Return a layer with shapes of a microbatch; touches no device."""
+    Experts multiply in loops as long as their tokens are many, which a trace does not know: their
+    products are those of equally busy experts.
+    """
+    dtype = jnp.dtype(jnp.float32)
     chunk = own_chunk(
         model,
         range(model.num_stacked_layers),
         dtype,
         ComputeSettings(),
         dropout_key=None,
-        remat=remat,
+        remat="none",
     )
     stacked = own_parts(model).declarations["layers"]
     weights = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape[1:], dtype), stacked)
@@ -74,7 +51,38 @@ def traced_layer(
     rows = jax.ShapeDtypeStruct((sequences,), jnp.int32)
     batch = {"tokens": tokens, "segment_ids": tokens, "positions": tokens, "row": rows}
     x = jax.ShapeDtypeStruct((sequences, length, model.hidden_size), dtype)
-    return TracedLayer(chunk.functions.layer, chunk.functions.context, weights, x, batch)
+
+    def forward(weights: Any, x: jax.Array, batch: Any) -> jax.Array:
+        functions = chunk.functions
+        return functions.layer(weights, x, jnp.int32(0), functions.context(batch))[0]
+
+    jaxpr = jax.make_jaxpr(forward)(weights, x, batch).jaxpr
+    return traced_products(jaxpr, model, sequences * length)
+
+
+def traced_products(
+    jaxpr: core.Jaxpr, model: OwnModel, tokens: int, parallelism: Parallelism = SINGLE_DEVICE
+) -> Products:
+    """Return the products of the traced forward of a layer on one rank.
+
+    Args:
+        jaxpr: the trace.
+        model: the model.
+        tokens: tokens of the rank, where ranks of `tensor` do not share positions.
+        parallelism: how ranks share a layer.
+    """
+    ranks = {"tensor": parallelism.tensor, "expert": parallelism.expert, None: 1}
+    of_experts = []
+    for part in own_parts(model).period:
+        choices = next((each.num_experts_per_tok for each in part.of_geojax if each.is_moe), 0)
+        for declared in part.declared.values():
+            if declared.axes[:1] == ("expert",) and declared.kind == "matrix":
+                sizes = zip(declared.shape, declared.axes, strict=True)
+                own, inner, columns = (size // ranks[axis] for size, axis in sizes)
+                rows = tokens * choices // own  # as many come from other ranks as go there
+                of_experts.append(TracedProduct(rows, columns, inner, own))
+    traced = _products(jaxpr, 1, without_loops=bool(of_experts))
+    return (*traced, *of_experts)
 
 
 @functools.lru_cache(maxsize=64)
@@ -84,11 +92,10 @@ def head_products(model: OwnModel, sequences: int, length: int) -> Products:
     shapes = jax.tree.map(
         lambda each: jax.ShapeDtypeStruct(each.shape, jnp.float32), parts.declarations
     )
-    return _work(
-        functools.partial(own_logits, parts),
-        read_by_own_head(shapes, parts),
-        jax.ShapeDtypeStruct((sequences, length, model.hidden_size), jnp.float32),
-    )
+    x = jax.ShapeDtypeStruct((sequences, length, model.hidden_size), jnp.float32)
+    read = read_by_own_head(shapes, parts)
+    jaxpr = jax.make_jaxpr(functools.partial(own_logits, parts))(read, x).jaxpr
+    return tuple(_products(jaxpr, 1, without_loops=False))
 
 
 def own_flops(model: OwnModel, sequence: int) -> int:
@@ -102,13 +109,14 @@ def flops(products: Products) -> int:
     return sum(2 * each.rows * each.columns * each.inner * each.times for each in products)
 
 
-def _work(function: Any, *arguments: Any) -> Products:
-    return tuple(_products(jax.make_jaxpr(function)(*arguments).jaxpr, 1))
+def _products(jaxpr: core.Jaxpr, times: int, *, without_loops: bool) -> Iterator[TracedProduct]:
+    """Yield the products of a program that runs `times` times; a scan's as often as it runs.
 
-
-def _products(jaxpr: core.Jaxpr, times: int) -> Iterator[TracedProduct]:
-    """Yield the products of a program that runs `times` times; a loop's as often as it runs."""
+    Those of loops of unknown length count once, or `without_loops` not at all.
+    """
     for equation in jaxpr.eqns:
+        if without_loops and equation.primitive.name == "while":
+            continue
         shapes = [getattr(each.aval, "shape", ()) for each in equation.invars]
         if equation.primitive.name == "dot_general":
             yield _of_dot(shapes, equation.params["dimension_numbers"], times)
@@ -121,7 +129,7 @@ def _products(jaxpr: core.Jaxpr, times: int) -> Iterator[TracedProduct]:
         else:
             inside = times * equation.params.get("length", 1)
             for below in core.jaxprs_in_params(equation.params):
-                yield from _products(below, inside)
+                yield from _products(below, inside, without_loops=without_loops)
 
 
 def _of_dot(shapes: list[Any], dims: Any, times: int) -> TracedProduct:

@@ -26,9 +26,28 @@ def check_parallelism(config: AnyModel, parallelism: Parallelism, sequence: int)
             sharded; the message names sizes that work.
     """
     if isinstance(config, OwnModel):
-        own_parts(config).check(parallelism)
-        return
-    reason = (
+        reason = _own_unsupported_reason(config, parallelism, sequence)
+    else:
+        reason = _unsupported_reason(config, parallelism, sequence)
+    if reason:
+        raise UserError(reason)
+
+
+def _own_unsupported_reason(model: OwnModel, parallelism: Parallelism, sequence: int) -> str | None:
+    """Say what of the layers of geojax, or of the sequence, cannot be sharded; None: all can."""
+    parts = own_parts(model)
+    parts.check(parallelism)
+    for config in (each for part in parts.period for each in part.of_geojax):
+        if reason := _unsupported_reason(config, parallelism, sequence):
+            return reason
+    any_heads = parallelism.tensor * parallelism.context  # of modules that are not geojax's
+    return context_unsupported_reason(
+        parallelism, sequence=sequence, heads=any_heads
+    ) or _sequence_unsupported_reason(parallelism, sequence)
+
+
+def _unsupported_reason(config: ModelConfig, parallelism: Parallelism, sequence: int) -> str | None:
+    return (
         _tensor_unsupported_reason(config, parallelism.tensor)
         or context_unsupported_reason(
             parallelism,
@@ -40,8 +59,6 @@ def check_parallelism(config: AnyModel, parallelism: Parallelism, sequence: int)
         or _later_tokens_unsupported_reason(config, parallelism.context)
         or _expert_unsupported_reason(config, parallelism.expert)
     )
-    if reason:
-        raise UserError(reason)
 
 
 def _tensor_unsupported_reason(config: ModelConfig, ranks: int) -> str | None:

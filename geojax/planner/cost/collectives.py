@@ -12,6 +12,7 @@ from geojax.models.parallel.parallelism import Parallelism
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.cost.layer import LayerTimes, Piece
 from geojax.planner.cost.networks import RankNetwork, SiteNetworks
+from geojax.planner.cost.own_layer import layer_of_rank
 from geojax.planner.traffic.context import predicted_context_bytes
 from geojax.planner.traffic.moe import predicted_expert_bytes
 from geojax.planner.traffic.tensor import predicted_tensor_bytes
@@ -26,12 +27,30 @@ def layer_collectives(
     times: LayerTimes, networks: SiteNetworks, attention: Piece
 ) -> Iterator[Piece]:
     """Yield the messages of one layer; those of a ring over `context` run beside `attention`."""
+    if isinstance(times.model, OwnModel):
+        yield from _of_own_layer(times.model, times, networks)
+        return
     if times.layout.mesh.tensor > 1:
         yield _tensor(times, networks, layers=1)
     if times.layout.mesh.context > 1:
         yield _context(times, networks, attention)
     if times.model.is_moe and times.layout.mesh.expert > 1:
         yield _experts(times, networks)
+
+
+def _of_own_layer(model: OwnModel, times: LayerTimes, networks: SiteNetworks) -> Iterator[Piece]:
+    """Time the collectives of your own modules, none of them beside other work."""
+    for axes, sent in layer_of_rank(model, times.layout).messages.items():
+        network = networks.group(axes)
+        yield Piece(
+            f"{' x '.join(axes)} collectives",
+            "traced bytes over the network's bandwidth (geojax.planner.cost.own_layer)",
+            network.seconds(sent.forward_bytes, sent.forward),
+            network.seconds(sent.backward_bytes, sent.backward),
+            bytes=sent.forward_bytes + sent.backward_bytes,
+            messages=(sent.forward + sent.backward) * network.steps,
+            network=network.network,
+        )
 
 
 def later_experts(times: LayerTimes, networks: SiteNetworks) -> Iterator[Piece]:

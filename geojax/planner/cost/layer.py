@@ -13,7 +13,6 @@ from collections.abc import Iterator
 import jax
 
 from geojax.models import AnyModel, ModelConfig, OwnModel
-from geojax.models.own.work import Products, layer_products
 from geojax.models.parameters import declarations
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.execution import (
@@ -23,6 +22,7 @@ from geojax.planner.cost.execution import (
 )
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.matmul import MatmulRate, matmul_rate
+from geojax.planner.cost.own_layer import layer_of_rank
 from geojax.planner.cost.prediction import CostItem
 from geojax.precision import policy
 from geojax.topology import Site
@@ -160,7 +160,7 @@ class LayerTimes:
         if isinstance(model, OwnModel):
             return [
                 Product("own", each.rows, each.columns, each.inner, each.times)
-                for each in self._traced(model)
+                for each in layer_of_rank(model, layout).products
             ]
         tokens, d, t = self.tokens, model.hidden_size, layout.mesh.tensor
         heads = model.num_attention_heads / t
@@ -206,13 +206,19 @@ class LayerTimes:
     @property
     def head_flops(self) -> float:
         """FLOPs of the head's product, forwards and backwards."""
-        columns = self.model.vocab_size / self.layout.mesh.tensor
-        return 3 * 2 * self.tokens * columns * self.model.hidden_size
+        tokens, columns = self.logits
+        return 3 * 2 * tokens * columns * self.model.hidden_size
 
-    def _traced(self, model: OwnModel) -> Products:
-        """Trace a layer of a model of your own."""
-        length = self.layout.batch.sequence_length // self.layout.mesh.context
-        return layer_products(model, self.layout.microbatch_size, length)
+    @property
+    def logits(self) -> tuple[float, float]:
+        """Tokens and columns of the logits that a device computes.
+
+        Ranks of `tensor` share the vocabulary; the head of a model of your own is whole on each,
+        and computes the positions that the rank holds.
+        """
+        if isinstance(self.model, OwnModel):
+            return self.own_tokens, self.model.vocab_size
+        return self.tokens, self.model.vocab_size / self.layout.mesh.tensor
 
     def _feed_forward(self, rows: float, width: float) -> list[Product]:
         assert isinstance(self.model, ModelConfig)
@@ -341,9 +347,8 @@ class LayerTimes:
         """
         model, t = self.model, self.layout.mesh.tensor
         if isinstance(model, OwnModel):
-            traced = sum(
-                each.times * each.rows * (each.inner + each.columns) for each in self._traced(model)
-            )
+            products = layer_of_rank(model, self.layout).products
+            traced = sum(each.times * each.rows * (each.inner + each.columns) for each in products)
             return self._moved(traced, 2 * traced)
         heads = model.num_attention_heads + 2 * max(model.num_key_value_heads, t)
         rotated = 2 * heads * model.head_dim / t if model.position_embedding_type == "rope" else 0
@@ -471,16 +476,16 @@ class LayerTimes:
         them in chunks).
         """
         rate, d = self.rate(linear=False), self.model.hidden_size
-        columns = self.model.vocab_size / self.layout.mesh.tensor
+        tokens, columns = self.logits
         heads = 1 + self.model.num_nextn_predict_layers
         yield Piece(
             "head",
             "FLOPs over the peak and the fitted efficiency (geojax.planner.cost.matmul)",
-            rate.seconds(self.tokens, columns, d),
-            rate.seconds(self.tokens, d, columns),
-            0.0 if self.frozen else rate.seconds(d, columns, self.tokens, out_itemsize=4),
+            rate.seconds(tokens, columns, d),
+            rate.seconds(tokens, d, columns),
+            0.0 if self.frozen else rate.seconds(d, columns, tokens, out_itemsize=4),
         ).times(heads)
-        logits = self.tokens * columns * self.itemsize
+        logits = tokens * columns * self.itemsize
         yield Piece(
             "loss",
             "passes over the logits over the memory's bandwidth",

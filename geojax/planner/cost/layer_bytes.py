@@ -8,21 +8,12 @@ all three figures are those of the trace within 0.1%.
 """
 
 import dataclasses
-import functools
-from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from geojax.models import AnyModel, ModelConfig, OwnModel
-from geojax.models.chunk.layer_scan import forward_layer
-from geojax.models.chunk.remat import Remat
-from geojax.models.chunk.residuals import Residuals
-from geojax.models.chunk.split_backward import SplitBackward
-from geojax.models.own.work import traced_layer
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import LayerBytes
 from geojax.planner.cost.layout import LayoutCandidate
+from geojax.planner.cost.own_layer import layer_of_rank
 from geojax.precision import policy
 
 
@@ -35,7 +26,7 @@ def layer_bytes(model: AnyModel, layout: LayoutCandidate) -> LayerBytes:
     """
     splits = layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward
     if isinstance(model, OwnModel):
-        return _traced(model, layout, split=splits)
+        return layer_of_rank(model, layout, split=splits).held
     arrays = _Arrays.of(model, layout)
     kept = arrays.kept(layout)
     if not splits:
@@ -50,59 +41,13 @@ def layer_bytes(model: AnyModel, layout: LayoutCandidate) -> LayerBytes:
 def kept_bytes(model: AnyModel, layout: LayoutCandidate) -> float:
     """Return what a layer keeps of a microbatch for its backward (`geojax.models.chunk.remat`)."""
     if isinstance(model, OwnModel):
-        return _traced(model, layout, split=False).before_backward
+        return layer_of_rank(model, layout).held.before_backward
     return _Arrays.of(model, layout).kept(layout)
 
 
 def inner_bytes(model: ModelConfig, layout: LayoutCandidate) -> float:
     """Return the bytes of the feed-forward block's inner products of a microbatch."""
     return _Arrays.of(model, layout).inner
-
-
-def _traced(model: OwnModel, layout: LayoutCandidate, *, split: bool) -> LayerBytes:
-    length = layout.batch.sequence_length // layout.mesh.context
-    dtype = policy(layout.precision).compute_dtype
-    return _of_own_layer(model, layout.microbatch_size, length, dtype, layout.remat, split)
-
-
-@functools.lru_cache(maxsize=256)
-def _of_own_layer(
-    model: OwnModel, sequences: int, length: int, dtype: jnp.dtype, remat: Remat, split: bool
-) -> LayerBytes:
-    """Trace what a layer of a model of your own holds of a microbatch."""
-    layer, found = traced_layer(model, sequences, length, remat, dtype), []
-
-    def trace(weights: Any, x: jax.Array, batch: Any) -> jax.Array:
-        again = layer.again(weights, batch)
-        made, residuals = forward_layer(layer.function, x, again)
-        found.append(held_bytes(residuals, again, made, split=split))
-        return x
-
-    jax.eval_shape(trace, layer.weights, layer.x, layer.batch)
-    return found[0]
-
-
-def held_bytes(residuals: Residuals, again: Any, cotangents: Any, *, split: bool) -> LayerBytes:
-    """Return what a layer holds of a microbatch, by its traced forward.
-
-    Args:
-        residuals: of its forward.
-        again: what its backward reads beside them.
-        cotangents: of its results.
-        split: True if its backward is split.
-    """
-
-    def count(tree: Any) -> int:
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-    kept = count(residuals.saved)
-    if not split:
-        return LayerBytes(kept, kept, 0)
-    halves = SplitBackward.of(residuals, again, cotangents)
-    _, stash = halves.input_gradient(residuals, again, cotangents)
-    stashed = count(stash.values)
-    read_later = count([residuals.saved[position] for position in halves.residuals_read_later])
-    return LayerBytes(kept, kept + stashed, read_later + stashed)
 
 
 def tokens_of_microbatch(layout: LayoutCandidate) -> float:

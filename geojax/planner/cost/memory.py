@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from geojax.collectives import wire_format
-from geojax.models import AnyModel, ModelConfig, OwnModel
+from geojax.models import AnyModel, ModelConfig, OwnModel, partitions
 from geojax.models.attention.workspace import workspace_bytes
 from geojax.models.embedding import POSITIONS, dense_layers_of
 from geojax.models.head import chunk_plan
@@ -349,15 +349,20 @@ def _layers_of_stage(model: AnyModel, layout: LayoutCandidate) -> int:
 
 
 def _held_of_own(model: OwnModel, layout: LayoutCandidate) -> HeldParameters:
-    tree = declarations(model)
-    count = {
-        name: sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(part))
-        for name, part in tree.items()
-    }
-    layer = count["layers"] / model.num_stacked_layers
+    tree, parallelism = declarations(model), layout.model_parallelism
+    places = jax.tree.leaves(partitions(model, parallelism))
+    ranks = {"tensor": parallelism.tensor, "expert": parallelism.expert}
+    count = dict.fromkeys((*tree, "experts"), 0.0)
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    for (path, leaf), place in zip(leaves, places, strict=True):
+        axes = place.axis_by_dim.values()
+        own = math.prod(leaf.shape) / math.prod(ranks[axis] for axis in axes)
+        count[path[0].key] += own
+        count["experts"] += own if "expert" in leaf.axes else 0.0
+    layer, experts = (count[name] / model.num_stacked_layers for name in ("layers", "experts"))
     tied = count["embedding"] if model.head_reads_tokens else 0
     layers = _layers_of_stage(model, layout)
-    return HeldParameters(layers, layer, 0.0, count["embedding"], count["head"], tied)
+    return HeldParameters(layers, layer, layers * experts, count["embedding"], count["head"], tied)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -423,6 +428,9 @@ def _head_bytes(model: AnyModel, layout: LayoutCandidate, gradient_bytes: float)
     """
     tokens = math.ceil(tokens_of_microbatch(layout))
     columns = math.ceil(model.vocab_size / layout.mesh.tensor)
+    if isinstance(model, OwnModel):  # whose head is whole on each rank
+        columns, shared = model.vocab_size, layout.parallelism.sequence
+        tokens = math.ceil(tokens / layout.mesh.tensor) if shared else tokens
     count, size = chunk_plan(tokens, columns, 4)
     stream = tokens * model.hidden_size * itemsize(layout)
     logits = size * columns * (4 + itemsize(layout))

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from geojax.hlo.conventions import all_reduce_bytes, reduce_scatter_bytes
-from geojax.models import AnyModel, OwnModel
+from geojax.models import ModelConfig
 from geojax.models.chunk.remat import Remat
 from geojax.models.head import chunk_plan
 from geojax.models.parallel.parallelism import Parallelism
@@ -67,7 +67,7 @@ def layer_halves(
 
 
 def predicted_tensor_bytes(
-    config: AnyModel,
+    config: ModelConfig,
     parallelism: Parallelism,
     *,
     sequences: int,
@@ -86,7 +86,7 @@ def predicted_tensor_bytes(
         remat: the rematerialization policy.
     """
     ranks = parallelism.tensor
-    if ranks == 1 or isinstance(config, OwnModel):  # whose collectives are its own
+    if ranks == 1:
         return Fraction(0)
     halves = layer_halves(
         remat,

@@ -1,5 +1,6 @@
 """Models of anybody's modules: every layout gives what the modules give alone."""
 
+import dataclasses
 import functools
 
 import jax
@@ -13,7 +14,7 @@ from support.small_models import make_batch
 
 from geojax import make_mesh
 from geojax.models import OwnModel, init_parameters
-from geojax.precision import policy
+from geojax.precision import RECIPES, policy
 
 LAYOUTS = {
     "sites": ({"dc": 2, "data": 2}, {"microbatches": 2}),
@@ -86,21 +87,52 @@ def test_masks_are_the_same_on_every_layout(name):
         assert abs(float(one.loss) - float(plain.loss)) > 1e-4
 
 
-@pytest.mark.parametrize("axes", [{"data": 2, "tensor": 2}, {"dc": 2, "context": 2}])
-def test_layers_of_geojax_are_shared_inside(axes):
-    model = OwnModel(module="support.own_models:build_of_parts", vocab_size=29)
+SHARED = [
+    ({"wrapped": True}, {"data": 2, "tensor": 2}, {}),
+    ({"wrapped": True}, {"dc": 2, "context": 2}, {}),
+    ({}, {"dc": 2, "tensor": 2}, {"sequence_parallel": True, "zero_stage": 3}),
+    ({"experts": 4}, {"tensor": 2, "expert": 2}, {"sequence_parallel": True}),
+    ({"experts": 4}, {"dc": 2, "expert": 2}, {"remat": "selective"}),
+]
+
+
+@pytest.mark.parametrize(("arguments", "axes", "options"), SHARED)
+def test_layers_of_geojax_are_shared_inside(arguments, axes, options):
+    one, other = _on_both(arguments, axes, options, policy("fp64"))
+    assert abs(float(one.loss) - float(other.loss)) <= 1e-10 * float(one.loss)
+    assert_equal_gradients(other.gradients, jax.tree.map(np.asarray, one.gradients), 1e-10)
+
+
+def test_layers_of_geojax_multiply_in_fp8():
+    recipe = dataclasses.replace(policy("fp64"), recipe=RECIPES["current"])
+    options = {"sequence_parallel": True, "zero_stage": 3}
+    arguments = {
+        "experts": 4,
+        "layers": 6,
+        "keys": 2,
+    }  # three periods, of which the middle one follows it
+    one, other = _on_both(arguments, {"tensor": 2}, options, recipe)
+    assert_equal_gradients(other.gradients, jax.tree.map(np.asarray, one.gradients), 1e-10)
+    plain, _ = _on_both(arguments, {"tensor": 2}, options, policy("fp64"))
+    assert 1e-6 < abs(float(one.loss) / float(plain.loss) - 1) < 1e-2
+
+
+def _on_both(arguments, axes, options, computed_in):
+    """Loss and gradients on one device, and on as many as `axes` have."""
+    model = OwnModel(module="support.own_models:build_of_parts", vocab_size=29, **arguments)
+    size = int(np.prod(list(axes.values())))
     with jax.enable_x64():
         initial = functools.partial(init_parameters, model, dtype=jnp.float64)
         parameters, batch = jax.jit(initial)(jax.random.key(1)), make_batch(model)
-        one, other = (
+        return [
             gradients_of_step(
                 model,
                 parameters,
                 batch,
                 None,
-                step_plan_on(make_mesh(devices=jax.devices()[:size], **sizes), policy("fp64")),
+                step_plan_on(
+                    make_mesh(devices=jax.devices()[:devices], **sizes), computed_in, **of
+                ),
             )
-            for size, sizes in ((1, {}), (4, axes))
-        )
-        assert abs(float(one.loss) - float(other.loss)) <= 1e-10 * float(one.loss)
-        assert_equal_gradients(other.gradients, jax.tree.map(np.asarray, one.gradients), 1e-10)
+            for devices, sizes, of in ((1, {}, {}), (size, axes, options))
+        ]
