@@ -16,6 +16,7 @@ from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.frozen import mark_frozen, trained_part
 from geojax.models.huggingface.checkpoint import read_model_fields
 from geojax.models.own.settings import AnyModel, OwnModel, settings_class
+from geojax.named_arrays import leaves_by_name
 from geojax.optim import OptimizerSettings
 from geojax.optim.optimizer import check_groups
 from geojax.optim.registry import optimizer_entry
@@ -103,10 +104,10 @@ class RunConfig(Layout):
     function of yours that returns a `geojax.models.Decoder`; the other keys are its arguments."""
 
     initial_weights: ResolvedPath | None = None
-    """Folder of a Hugging Face checkpoint (config.json and safetensors) whose weights a new run
-    starts from. null: random weights. Each process reads what its devices hold. With `model.lora`
-    these weights are frozen and in no checkpoint: every resume, export and evaluation reads them
-    again."""
+    """Folder of a Hugging Face checkpoint (config.json and safetensors), or of an exported model of
+    your own, whose weights a new run starts from. null: random weights. Each process reads what its
+    devices hold. With `model.lora` these weights are frozen and in no checkpoint: every resume,
+    export and evaluation reads them again."""
 
     data: DataSettings
     """Sources of text, tokenizer and validation sets."""
@@ -232,18 +233,10 @@ class RunConfig(Layout):
     def _own_model_can_be(self) -> "RunConfig":
         if not isinstance(self.model, OwnModel):
             return self
-        tied = self.model.head_reads_tokens
-        required = {
-            "initial_weights=null": self.initial_weights is None,
-            "a head that is not tied, where dc.join=islands": not (
-                tied and self.dc.join == "islands"
-            ),
-        }
-        missing = [name for name, holds in required.items() if not holds]
-        if missing:
+        if self.model.head_reads_tokens and self.dc.join == "islands":
             raise ValueError(
-                f"a model of your own (model.module) requires {' and '.join(missing)}; set it, or "
-                "choose a model of geojax's"
+                "dc.join=islands requires of a model of your own (model.module) a head that is not "
+                "tied to the embedding; set one_program, or untie it"
             )
         if self.precision.startswith("fp8-") and (kind := self.model.block_without_fp8):
             raise ValueError(
@@ -252,12 +245,18 @@ class RunConfig(Layout):
             )
         return self
 
+    @property
+    def _has_adapters(self) -> bool:
+        trained = trained_part(mark_frozen(self.model, parameter_shapes(self.model)))
+        return bool(leaves_by_name(trained))
+
     @pydantic.model_validator(mode="after")
     def _adapters_can_be(self) -> "RunConfig":
         if self.model.lora is None:
             return self
         required = {
             "initial_weights (the weights to adapt)": self.initial_weights is not None,
+            "linear layers of geojax with adapters": self._has_adapters,
             "a precision without FP8": not self.precision.startswith("fp8-"),
             "dc.join=one_program": self.dc.join == "one_program",
             "adapt.replan=false": not self.adapt.replan,

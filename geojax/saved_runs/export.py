@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from geojax.checkpoint.reading.merged_model import MergedModel
-from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.data import Tokenizer
 from geojax.data.atomic_folder import atomic_folder, refuse_taken
 from geojax.data.template_files import (
@@ -18,7 +17,7 @@ from geojax.data.template_files import (
 from geojax.errors import UserError
 from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.huggingface.adapter import write_adapter
-from geojax.models.huggingface.checkpoint import family_for
+from geojax.models.huggingface.checkpoint import HuggingFaceWeights, family_for
 from geojax.models.huggingface.write import CheckpointWriter
 from geojax.saved_runs.own_export import write_own_model
 from geojax.saved_runs.saved_run import SavedDtype, SavedRun
@@ -65,7 +64,11 @@ def export_run(
         )
     words = ExportedTokenizer.read(source.tokenizer, source.tokenizer_files, log)
     if isinstance(model, OwnModel):
-        assert isinstance(whole, SavedModel), "a model of your own has no adapters"
+        if adapter:
+            raise UserError(
+                "geojax export: --adapter writes files of peft, which has no such model; without "
+                "it the adapter is merged into the weights"
+            )
         with atomic_folder(output, wait=False) as folder:
             assert folder is not None, "a folder that is taken is refused"
             saved.verify()
@@ -97,7 +100,8 @@ def export_run(
 
 
 def _write_adapter(folder: Path, merged: MergedModel, dtype: SavedDtype | None) -> None:
-    assert isinstance(merged.model, ModelConfig), "a model of your own has no adapters"
+    assert isinstance(merged.model, ModelConfig), "peft knows families alone"
+    assert isinstance(merged.base, HuggingFaceWeights)
     adapters = merged.adapters
     trained_in = next(iter(adapters.values())).dtype.name
     write_adapter(

@@ -12,6 +12,7 @@ from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, refuse_other_ba
 from geojax.checkpoint.reading.compatibility import refuse_earlier_version, with_later_keys
 from geojax.checkpoint.reading.merged_model import MergedModel
 from geojax.checkpoint.reading.saved_model import SavedModel
+from geojax.checkpoint.reading.weights_of_folder import open_weights
 from geojax.data import Corpus, DataSettings, Tokenizer
 from geojax.data.standard_library import open_standard_library
 from geojax.data.storage import TOKENIZER
@@ -19,7 +20,6 @@ from geojax.errors import UserError
 from geojax.inference import LoadedModel
 from geojax.inference.loaded_model import refuse_mesh
 from geojax.models import AnyModel
-from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 from geojax.models.own.settings import settings_class
 from geojax.paths import resolved_path
 from geojax.precision import policy
@@ -87,7 +87,7 @@ class SavedRun:
         if self.model.lora is None:
             return self.weights
         folder = resolved_path(self.config["initial_weights"])
-        base = HuggingFaceWeights(folder, self.model.base)
+        base = open_weights(folder, self.model.base)
         refuse_other_base(folder, self.weights.metadata[BASE_WEIGHTS], base.digest())
         return MergedModel(self.weights, base, self.model)
 

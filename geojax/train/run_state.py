@@ -7,15 +7,14 @@ from typing import Any, TypeVar
 import jax
 
 from geojax.checkpoint import Checkpointer
-from geojax.checkpoint.reading.initial_weights import read_weights, with_weights
-from geojax.models.huggingface.checkpoint import HuggingFaceWeights
+from geojax.checkpoint.reading.initial_weights import InitialWeights, read_weights, with_weights
 from geojax.step.state import TrainState, with_own_sites, with_saved_sites
 from geojax.train.runtime import Runtime
 
 State = TypeVar("State")
 
 
-def begin(runtime: Runtime[State], weights: HuggingFaceWeights | None = None) -> State:
+def begin(runtime: Runtime[State], weights: InitialWeights | None = None) -> State:
     """Return the state before the first step; `weights` take the place of random ones.
 
     Where the model has adapters, they are the frozen weights.
@@ -31,9 +30,7 @@ def begin(runtime: Runtime[State], weights: HuggingFaceWeights | None = None) ->
     )
 
 
-def _with_frozen(
-    runtime: Runtime[Any], whole: TrainState, weights: HuggingFaceWeights
-) -> TrainState:
+def _with_frozen(runtime: Runtime[Any], whole: TrainState, weights: InitialWeights) -> TrainState:
     """Return the state with `weights` in the place of frozen ones, which are freed first."""
     for leaf in jax.tree.leaves(whole.frozen):
         leaf.delete()
@@ -65,7 +62,7 @@ def restore(
     runtime: Runtime[State],
     checkpointer: Checkpointer,
     model: Mapping[str, Any],
-    frozen: HuggingFaceWeights | None = None,
+    frozen: InitialWeights | None = None,
 ) -> tuple[State, dict[str, Any]]:
     """Restore the newest checkpoint that all sites have, whichever join and sites saved it.
 

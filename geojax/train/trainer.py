@@ -17,6 +17,8 @@ from geojax import runtime
 from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, fingerprint, refuse_other_base
 from geojax.checkpoint.reading.compatibility import refuse_earlier_version, refuse_other_model
+from geojax.checkpoint.reading.initial_weights import InitialWeights
+from geojax.checkpoint.reading.weights_of_folder import open_weights
 from geojax.config.run_config import RunConfig
 from geojax.config.vocabulary import padding_note
 from geojax.data import Corpus, Loader
@@ -30,8 +32,8 @@ from geojax.islands.island_plan import (
 )
 from geojax.islands.stage_transport import between_sites
 from geojax.mesh import leads_site, site_names
-from geojax.models import ModelConfig, OwnModel
-from geojax.models.huggingface.checkpoint import HuggingFaceWeights, other_settings
+from geojax.models import OwnModel
+from geojax.models.huggingface.checkpoint import other_settings
 from geojax.runtime.compilation import CompilationCounter
 from geojax.runtime.environment.cluster_env import ProcessSettings, complete
 from geojax.runtime.environment.island_env import IslandSettings
@@ -231,7 +233,7 @@ class Trainer:
         self,
         given: RunConfig,
         newest: Mapping[str, Any] | None,
-        weights: HuggingFaceWeights | None,
+        weights: InitialWeights | None,
         transport: Transport | None,
     ) -> None:
         """Refuse another model than the checkpoint's, and other weights than the other sites'."""
@@ -295,7 +297,7 @@ class Trainer:
         self,
         given: RunConfig,
         newest: Mapping[str, Any] | None,
-        weights: HuggingFaceWeights | None,
+        weights: InitialWeights | None,
         require_checkpoint: bool,
     ) -> "_Start":
         """Restore the newest checkpoint and log what differs in this run, or begin from scratch."""
@@ -525,7 +527,7 @@ def nothing_to_train(step: int, config: RunConfig) -> str:
     )
 
 
-def open_initial_weights(config: RunConfig) -> HuggingFaceWeights | None:
+def open_initial_weights(config: RunConfig) -> InitialWeights | None:
     """Open the weights that a new run starts from; None: they are random.
 
     Raises:
@@ -533,8 +535,7 @@ def open_initial_weights(config: RunConfig) -> HuggingFaceWeights | None:
     """
     if config.initial_weights is None:
         return None
-    assert isinstance(config.model, ModelConfig), "a model of your own has no such weights"
-    return HuggingFaceWeights(config.initial_weights, config.model.base)
+    return open_weights(config.initial_weights, config.model.base)
 
 
 def own_directory(config: RunConfig, island: IslandSettings | None) -> Path:

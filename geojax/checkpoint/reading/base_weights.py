@@ -5,15 +5,15 @@ from pathlib import Path
 import jax
 
 from geojax.checkpoint.agreement import first_text
+from geojax.checkpoint.reading.initial_weights import InitialWeights
 from geojax.errors import UserError
-from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 
 BASE_WEIGHTS = "base_weights"
 """Key of the `fingerprint` in a checkpoint's metadata."""
 
 
-def fingerprint(weights: HuggingFaceWeights) -> str:
-    """Return `HuggingFaceWeights.digest`, which the first process reads, on every process.
+def fingerprint(weights: InitialWeights) -> str:
+    """Return `InitialWeights.digest`, which the first process reads, on every process.
 
     Raises:
         UserError: a file is missing or damaged.

@@ -1,8 +1,9 @@
-"""Reading the weights of a Hugging Face checkpoint onto the devices of any layout."""
+"""Reading the weights of a folder of safetensors onto the devices of any layout."""
 
 import dataclasses
 import itertools
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import jax
@@ -12,7 +13,6 @@ from jax.sharding import Mesh, NamedSharding
 from geojax.checkpoint.agreement import first_text
 from geojax.checkpoint.saved_array import Indices
 from geojax.errors import UserError
-from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 from geojax.models.huggingface.tensor_map import Slices
 from geojax.named_arrays import leaves_by_name
 from geojax.optim.averages import restart_average
@@ -33,7 +33,16 @@ class PartReader(Protocol):
         """Read `slices` of a leaf's part for one layer (and expert)."""
 
 
-def with_weights(state: Any, weights: HuggingFaceWeights, layouts: Any, mesh: Mesh) -> Any:
+class InitialWeights(PartReader, Protocol):
+    """The weights of a whole model in a folder."""
+
+    folder: Path
+
+    def digest(self) -> str:
+        """Return a digest that tells them from others."""
+
+
+def with_weights(state: Any, weights: InitialWeights, layouts: Any, mesh: Mesh) -> Any:
     """Return an initial training state with other weights; its own are freed before those are read.
 
     Args:

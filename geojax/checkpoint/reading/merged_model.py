@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
-from geojax.checkpoint.reading.initial_weights import read_weights
+from geojax.checkpoint.reading.initial_weights import InitialWeights, read_weights
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.checkpoint.saved_array import Indices
 from geojax.models import AnyModel, parameter_kinds, parameter_shapes
-from geojax.models.huggingface.checkpoint import HuggingFaceWeights
 from geojax.models.huggingface.tensor_map import Slices
 from geojax.models.lora import LoraSettings, adapter_names, merged_kernel
 from geojax.named_arrays import leaves_by_name
@@ -22,7 +21,7 @@ from geojax.named_arrays import leaves_by_name
 class MergedWeights:
     """The parts of merged weights, as `geojax.checkpoint.reading.initial_weights` reads them."""
 
-    base: HuggingFaceWeights
+    base: InitialWeights
     """The frozen weights."""
     adapters: Mapping[str, np.ndarray]
     """The leaves of the adapters, by name."""
@@ -37,7 +36,7 @@ class MergedWeights:
         """Check the files of the frozen weights.
 
         Raises:
-            UserError: see `HuggingFaceWeights.check`.
+            UserError: see `PartReader.check`.
         """
         self.base.check()
 
@@ -60,7 +59,7 @@ class MergedModel:
 
     saved: SavedModel
     """The save, which has the adapters."""
-    base: HuggingFaceWeights
+    base: InitialWeights
     """The frozen weights."""
     model: AnyModel
     """The model with its adapters."""

@@ -1,6 +1,5 @@
 """The config and the weights of a Hugging Face checkpoint, in a folder."""
 
-import hashlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -138,21 +137,12 @@ class HuggingFaceWeights:
             )
 
     def digest(self) -> str:
-        """Return a digest of all tensors' names, shapes and first 1,024 numbers.
-
-        It tells one model's weights from another's.
+        """Return a digest that tells one model's weights from another's; see `WeightFiles.digest`.
 
         Raises:
-            UserError: a file is missing or damaged, or a tensor has another shape or dtype.
+            UserError: see `check`.
         """
-        self._files.check_headers(self._headers)
-        found = hashlib.sha256()
-        for name, (shape, _) in sorted(self._headers.items()):
-            *rows, columns = shape
-            first = (*(slice(0, 1) for _ in rows), slice(0, min(columns, 1024)))
-            numbers = self._files.read(name, first)
-            found.update(f"{name} {shape} {numbers.dtype} ".encode() + numbers.tobytes())
-        return found.hexdigest()
+        return self._files.digest(self._headers)
 
     def read(self, leaf: str, stack: tuple[int, ...], slices: Slices) -> np.ndarray:
         """Read `slices` of a leaf's part for one layer (and expert).

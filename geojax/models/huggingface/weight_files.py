@@ -1,6 +1,7 @@
 """The safetensors files of one checkpoint: their names, headers and slices."""
 
 import functools
+import hashlib
 import json
 import re
 import stat
@@ -99,6 +100,23 @@ class WeightFiles:
                 if (dtype := found.get_dtype()) not in header.dtypes:
                     would_do = ", ".join(header.dtypes)
                     raise UserError(f"{where} has dtype {dtype}; {would_do} would do")
+
+    def digest(self, headers: Mapping[str, Header]) -> str:
+        """Return a digest of all tensors' names, shapes and first 1,024 numbers.
+
+        It tells one model's weights from another's.
+
+        Raises:
+            UserError: a file is missing or damaged, or a tensor has another shape or dtype.
+        """
+        self.check_headers(headers)
+        found = hashlib.sha256()
+        for name, (shape, _) in sorted(headers.items()):
+            *rows, columns = shape or (1,)
+            first = (*(slice(0, 1) for _ in rows), slice(0, min(columns, 1024)))
+            numbers = self.read(name, first if shape else ())
+            found.update(f"{name} {shape} {numbers.dtype} ".encode() + numbers.tobytes())
+        return found.hexdigest()
 
     def read(self, name: str, part: InTensor) -> np.ndarray:
         """Read a part of a tensor, in its own dtype, and but for skipped ones no other byte.

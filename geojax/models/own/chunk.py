@@ -17,7 +17,9 @@ from geojax.models.chunk.layer_scan import Layer, Layers, LayerSpan
 from geojax.models.chunk.remat import Remat, rematerialize
 from geojax.models.context import ComputeSettings, LayerContext
 from geojax.models.declaration import Parameters
+from geojax.models.frozen import unmarked
 from geojax.models.head import token_chunks
+from geojax.models.lora import scale_adapters
 from geojax.models.moe import weighted_aux_loss
 from geojax.models.own.parts import OwnParts, Part, own_parts
 from geojax.models.own.settings import OwnModel
@@ -51,7 +53,7 @@ def own_chunk(
         )
 
     def embed(first: Parameters, batch: dict[str, jax.Array]) -> jax.Array:
-        x = parts.embedding(first, batch["tokens"], context_of(batch)).astype(dtype)
+        x = parts.embedding(unmarked(first), batch["tokens"], context_of(batch)).astype(dtype)
         return stream_positions(x, parallelism, dim=1)
 
     def layer_with(own: LinearMatmul, *, of_any_number: bool = False) -> Layer:
@@ -63,6 +65,9 @@ def own_chunk(
             if of_any_number:
                 follows = own.at_layer(index, parts.layers).quantized
                 context = context._replace(follows_recipe=follows)
+            weights = unmarked(weights)
+            if model.lora is not None:
+                weights = scale_adapters(weights, model.lora)
             trees, balance = blocks.in_period(weights), None
             for place, (part, tree) in enumerate(zip(blocks.period, trees, strict=True)):
                 of_block = context._replace(layer=len(trees) * index + place)
@@ -76,7 +81,7 @@ def own_chunk(
     functions = ModelFunctions(
         embed=embed,
         layer=layer_with(matmul, of_any_number=True),
-        head=lambda last, x, batch: own_loss(model, parts, last, x, batch, parallelism),
+        head=lambda last, x, batch: own_loss(model, parts, unmarked(last), x, batch, parallelism),
         context=context_of,
         balance=weighted_balance if model.is_moe else None,
     )

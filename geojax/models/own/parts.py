@@ -301,7 +301,7 @@ def _part(
                 "floating-point numbers"
             )
         kind, shape = declared[path].kind, declared[path].shape
-        if kind not in (None, *KINDS) or (kind in KINDS[:2] and len(shape) < 2):
+        if kind not in (None, *KINDS, "adapter") or (kind in KINDS[:2] and len(shape) < 2):
             raise UserError(
                 f"{where} has {'.'.join(map(str, path))} of shape {shape} with kind={kind!r}; "
                 "matrix and table are of two dims or more, and others vector"

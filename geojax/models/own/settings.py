@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 import pydantic
 
 from geojax.models.config import ModelConfig, family_settings
+from geojax.models.lora import LoraSettings
 from geojax.models.own.parts import BUILT_WITH, has_balance_loss, own_parts
 from geojax.quantities import Length
 from geojax.settings import Settings
@@ -39,8 +40,11 @@ class OwnModel(Settings):
     """Longest sequence, which the function is called with if it takes it. Default: the function's.
     """
 
+    lora: LoraSettings | None = None
+    """Low-rank adapters, which the function is called with: the `lora` of its `ModelConfig`. null:
+    none."""
+
     # A `ModelConfig` has more parts, of which these say that there are none.
-    lora: ClassVar[None] = None
     num_nextn_predict_layers: ClassVar[int] = 0
     first_k_dense_replace: ClassVar[int] = 0
     is_random: ClassVar[bool] = True
@@ -49,8 +53,11 @@ class OwnModel(Settings):
     def arguments(self) -> dict[str, Any]:
         """The arguments that the function is called with, by name, but for `BUILT_WITH`."""
         arguments = {"vocab_size": self.vocab_size, **(self.model_extra or {})}
-        if "max_position_embeddings" in inspect.signature(self.function).parameters:
+        taken = inspect.signature(self.function).parameters
+        if "max_position_embeddings" in taken:
             arguments["max_position_embeddings"] = self.max_position_embeddings
+        if self.lora is not None or "lora" in taken:
+            arguments["lora"] = self.lora
         return arguments
 
     @property
@@ -93,8 +100,8 @@ class OwnModel(Settings):
 
     @property
     def base(self) -> Self:
-        """The model itself: it has no adapters."""
-        return self
+        """The model without adapters."""
+        return self if self.lora is None else self.model_copy(update={"lora": None})
 
     @property
     def for_evaluation(self) -> Self:

@@ -99,9 +99,18 @@ def head_products(model: OwnModel, sequences: int, length: int) -> Products:
 
 
 def own_flops(model: OwnModel, sequence: int) -> int:
-    """Count the FLOPs of one token, forward and backward: three times the forward's products."""
+    """Count the FLOPs of one token, forward and backward: three times the forward's products.
+
+    With adapters the products with frozen weights count twice: no gradient of theirs is computed.
+    """
     layers = model.num_stacked_layers * flops(layer_products(model, 1, sequence))
-    return 3 * (layers + flops(head_products(model, 1, sequence))) // sequence
+    all_products = layers + flops(head_products(model, 1, sequence))
+    frozen = 0
+    if model.lora is not None:
+        base = model.base
+        frozen = base.num_stacked_layers * flops(layer_products(base, 1, sequence))
+        frozen += flops(head_products(base, 1, sequence))
+    return (3 * all_products - frozen) // sequence
 
 
 def flops(products: Products) -> int:
