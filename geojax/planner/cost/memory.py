@@ -352,14 +352,14 @@ def _held_of_own(model: OwnModel, layout: LayoutCandidate) -> HeldParameters:
     tree, parallelism = declarations(model), layout.model_parallelism
     places = jax.tree.leaves(partitions(model, parallelism))
     ranks = {"tensor": parallelism.tensor, "expert": parallelism.expert}
-    count = dict.fromkeys((*tree, "experts"), 0.0)
+    count, of_experts = dict.fromkeys(tree, 0.0), 0.0
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     for (path, leaf), place in zip(leaves, places, strict=True):
         axes = place.axis_by_dim.values()
         own = math.prod(leaf.shape) / math.prod(ranks[axis] for axis in axes)
         count[path[0].key] += own
-        count["experts"] += own if "expert" in leaf.axes else 0.0
-    layer, experts = (count[name] / model.num_stacked_layers for name in ("layers", "experts"))
+        of_experts += own if "expert" in leaf.axes else 0.0
+    layer, experts = (each / model.num_stacked_layers for each in (count["layers"], of_experts))
     tied = count["embedding"] if model.head_reads_tokens else 0
     layers = _layers_of_stage(model, layout)
     return HeldParameters(layers, layer, layers * experts, count["embedding"], count["head"], tied)

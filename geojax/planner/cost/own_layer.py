@@ -35,7 +35,7 @@ Axes = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Messages:
+class LayerMessages:
     """The collectives of a layer over some axes, for one microbatch."""
 
     forward_bytes: float = 0.0
@@ -53,8 +53,8 @@ class OwnLayer:
     products: Products
     """The products of its forward."""
     held: LayerBytes
-    messages: Mapping[Axes, Messages]
-    """By the axes over which they travel."""
+    messages: Mapping[Axes, LayerMessages]
+    """Messages by the axes over which they travel."""
 
 
 def layer_of_rank(model: OwnModel, layout: LayoutCandidate, *, split: bool = False) -> OwnLayer:
@@ -121,10 +121,10 @@ def own_layer(
 
 def _messages(
     forward: Mapping[Axes, tuple[float, float]], both: Mapping[Axes, tuple[float, float]]
-) -> Iterator[tuple[Axes, Messages]]:
+) -> Iterator[tuple[Axes, LayerMessages]]:
     for axes, (all_bytes, count) in both.items():
         own_bytes, own = forward.get(axes, (0.0, 0.0))
-        yield axes, Messages(own_bytes, all_bytes - own_bytes, own, count - own)
+        yield axes, LayerMessages(own_bytes, all_bytes - own_bytes, own, count - own)
 
 
 @dataclasses.dataclass(frozen=True)
