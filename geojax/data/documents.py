@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import IO, Any, Literal, NamedTuple, TypeVar, cast
 
 from geojax.data import indexed
+from geojax.data.settings import Format
 from geojax.errors import UserError
 from geojax.paths import expanded_path
-
-Format = Literal["auto", "text", "jsonl", "megatron", "chat"]
 
 _Part = TypeVar("_Part")
 

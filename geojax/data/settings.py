@@ -4,13 +4,14 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from geojax.data.documents import Format
 from geojax.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from geojax.paths import ResolvedPath
 from geojax.settings import Settings
 
 Name = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Name of a source, which becomes a part of names of files and metrics."""
+
+Format = Literal["auto", "text", "jsonl", "megatron", "chat"]
 
 
 class SourceSettings(Settings):
