@@ -26,7 +26,7 @@ from geojax.models.layers import Norm
 from geojax.models.lora import scale_adapters
 from geojax.models.moe import weighted_aux_loss
 from geojax.models.multi_token_prediction import mtp_loss
-from geojax.models.own.chunk import own_chunk, own_logits, read_by_own_head, weighted_balance
+from geojax.models.own.chunk import own_chunk, own_logits, read_by_own_head
 from geojax.models.own.parts import own_parts
 from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
@@ -188,6 +188,9 @@ def model_chunk(
             )
         return x
 
+    def balance(losses: jax.Array, batch: Batch) -> jax.Array:
+        return weighted_aux_loss(losses, batch["loss_mask"])
+
     functions = ModelFunctions(
         embed=first_stream,
         layer=layer_with(matmul, of_any_number=True),
@@ -195,7 +198,7 @@ def model_chunk(
             unmarked(last), x, batch, config, compute, dropout_key=dropout_key
         ),
         context=lambda batch: make_context(batch, config, dtype, dropout_key, compute.parallelism),
-        balance=weighted_balance if config.is_moe else None,
+        balance=balance if config.is_moe else None,
     )
     spans = [
         LayerSpan(len(part), layer_with(own)) for part, own in matmul.spans_within(layers, count)

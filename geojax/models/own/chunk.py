@@ -78,12 +78,15 @@ def own_chunk(
 
         return rematerialize(layer, remat, keep_all_names=True)
 
+    def balance(losses: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
+        return weighted_aux_loss(losses, batch["loss_mask"])
+
     functions = ModelFunctions(
         embed=embed,
         layer=layer_with(matmul, of_any_number=True),
         head=lambda last, x, batch: own_loss(model, parts, unmarked(last), x, batch, parallelism),
         context=context_of,
-        balance=weighted_balance if model.is_moe else None,
+        balance=balance if model.is_moe else None,
     )
     spans = [
         LayerSpan(len(part), layer_with(own))
@@ -91,11 +94,6 @@ def own_chunk(
     ]
     is_first, is_last = layers.start == 0, layers.stop == parts.layers
     return Chunk(functions, Layers(tuple(spans), layers.start), is_first, is_last)
-
-
-def weighted_balance(losses: jax.Array, batch: dict[str, jax.Array]) -> jax.Array:
-    """Weigh the sum of blocks' balance losses [B] for the sum of token losses; see `Chunk`."""
-    return weighted_aux_loss(losses, batch["loss_mask"])
 
 
 def own_logits(parts: OwnParts, last: Parameters, x: jax.Array) -> jax.Array:

@@ -45,19 +45,27 @@ def layer_products(model: OwnModel, sequences: int, length: int) -> Products:
         dropout_key=None,
         remat="none",
     )
-    stacked = own_parts(model).declarations["layers"]
-    weights = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape[1:], dtype), stacked)
-    tokens = jax.ShapeDtypeStruct((sequences, length), jnp.int32)
-    rows = jax.ShapeDtypeStruct((sequences,), jnp.int32)
-    batch = {"tokens": tokens, "segment_ids": tokens, "positions": tokens, "row": rows}
-    x = jax.ShapeDtypeStruct((sequences, length, model.hidden_size), dtype)
 
     def forward(weights: Any, x: jax.Array, batch: Any) -> jax.Array:
         functions = chunk.functions
         return functions.layer(weights, x, jnp.int32(0), functions.context(batch))[0]
 
-    jaxpr = jax.make_jaxpr(forward)(weights, x, batch).jaxpr
+    shapes = layer_shapes(model, sequences, length, dtype)
+    jaxpr = jax.make_jaxpr(forward)(*shapes).jaxpr
     return traced_products(jaxpr, model, sequences * length)
+
+
+def layer_shapes(
+    model: OwnModel, sequences: int, length: int, dtype: jnp.dtype
+) -> tuple[Any, jax.ShapeDtypeStruct, dict[str, jax.ShapeDtypeStruct]]:
+    """Return the shapes of a layer's weights, of the stream and of a microbatch, unsharded."""
+    stacked = own_parts(model).declarations["layers"]
+    weights = jax.tree.map(lambda each: jax.ShapeDtypeStruct(each.shape[1:], dtype), stacked)
+    tokens = jax.ShapeDtypeStruct((sequences, length), jnp.int32)
+    batch = dict.fromkeys(("tokens", "segment_ids", "positions"), tokens)
+    batch["row"] = jax.ShapeDtypeStruct((sequences,), jnp.int32)
+    x = jax.ShapeDtypeStruct((sequences, length, model.hidden_size), dtype)
+    return weights, x, batch
 
 
 def traced_products(
@@ -101,7 +109,8 @@ def head_products(model: OwnModel, sequences: int, length: int) -> Products:
 def own_flops(model: OwnModel, sequence: int) -> int:
     """Count the FLOPs of one token, forward and backward: three times the forward's products.
 
-    With adapters the products with frozen weights count twice: no gradient of theirs is computed.
+    With adapters the products of the model without them count twice, since frozen weights get no
+    gradients; attention's scores are among them.
     """
     layers = model.num_stacked_layers * flops(layer_products(model, 1, sequence))
     all_products = layers + flops(head_products(model, 1, sequence))

@@ -7,7 +7,6 @@ over the axes that share a layer. No device is touched.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from fractions import Fraction
 from typing import Any
 
 import jax
@@ -21,29 +20,29 @@ from geojax.models.chunk.layer_scan import forward_layer
 from geojax.models.chunk.remat import Remat
 from geojax.models.context import ComputeSettings
 from geojax.models.own.chunk import own_chunk
-from geojax.models.own.work import Products, traced_products
+from geojax.models.own.work import Products, layer_shapes, traced_products
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parameters import declarations
 from geojax.pipeline.schedule import LayerBytes
 from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost.held_bytes import held_bytes
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.program_traffic import program_traffic
+from geojax.planner.traffic.by_axes import Axes
 from geojax.precision import policy
-
-Axes = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerMessages:
     """The collectives of a layer over some axes, for one microbatch."""
 
-    forward_bytes: float = 0.0
-    backward_bytes: float = 0.0
-    """Bytes that a device sends, those of a forward that is computed again included."""
-    forward: float = 0.0
-    backward: float = 0.0
-    """Number of collectives."""
+    forward_bytes: float
+    """Bytes that a device sends in the forward."""
+    backward_bytes: float
+    """Bytes that it sends in the backward, with a forward that is computed again."""
+    forward: float
+    """Number of collectives in the forward."""
+    backward: float
+    """Number of collectives in the backward."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,20 +146,11 @@ class _Ranks:
         used = [axis for axis, size in self._sizes.items() if size > 1]
         rows = [axis for axis in ("expert", "context") if axis in used]
 
-        def spec(*axes: str | tuple[str, ...] | None) -> PartitionSpec:
-            kept = [
-                tuple(
-                    each for each in (axis if isinstance(axis, tuple) else (axis,)) if each in used
-                )
-                for axis in axes
-            ]
-            return PartitionSpec(*(axis or None for axis in kept))
-
-        def of_layer(leaf: Any) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(leaf.shape[1:], self.dtype)
+        def spec(*axes: str | None) -> PartitionSpec:
+            return PartitionSpec(*(axis if axis in used else None for axis in axes))
 
         def of_place(place: Any, leaf: Any) -> PartitionSpec:
-            return spec(*(place.axis_by_dim.get(dim) for dim in range(1, len(leaf.shape))))
+            return spec(*(place.axis_by_dim.get(1 + dim) for dim in range(leaf.ndim)))
 
         def per_rank(weights: Any, x: jax.Array, batch: Any) -> Any:
             # A step sums gradients elsewhere.
@@ -174,35 +164,31 @@ class _Ranks:
             made = function(weights, x, batch)
             return jax.tree.map(lambda leaf: to_varying(leaf[None], used), made)
 
-        declared = declarations(self.model)["layers"]
         shared = ("context", "tensor") if self.parallelism.sequence else ("context",)
         of_stream = tuple(axis for axis in shared if axis in used)
         count = self.sequences * self.parallelism.expert
-        tokens = jax.ShapeDtypeStruct((count, self.length), jnp.int32)
-        batch = dict.fromkeys(("tokens", "segment_ids", "positions"), tokens)
-        batch["row"] = jax.ShapeDtypeStruct((count,), jnp.int32)
-        x = jax.ShapeDtypeStruct((count, self.length, self.model.hidden_size), self.dtype)
+        shapes = layer_shapes(self.model, count, self.length, self.dtype)
+        weights, _, batch = shapes
         specs = {name: spec("expert", "context") for name in batch} | {"row": spec("expert")}
         program = jax.shard_map(
             per_rank,
             mesh=abstract_mesh(self._sizes),
             in_specs=(
-                jax.tree.map(of_place, places, declared),
+                jax.tree.map(of_place, places, weights),
                 PartitionSpec(*spec("expert"), of_stream or None),
                 specs,
             ),
             out_specs=PartitionSpec(tuple(used) or None),
             check_vma=True,
         )
-        return jax.jit(program).trace(jax.tree.map(of_layer, declared), x, batch)
+        return jax.jit(program).trace(*shapes)
 
     def sent(self, program: jax.stages.Traced) -> dict[Axes, tuple[float, float]]:
         """Return the bytes and the messages of a device by axes, with equally busy experts."""
         found: dict[Axes, tuple[float, float]] = {}
         for each in program_traffic(program, abstract_mesh(self._sizes)).collectives:
-            if "cond" in each.name.split("/"):  # for tokens of busier experts
+            if each.conditional:  # for tokens of busier experts
                 continue
             count, messages = found.get(each.axes, (0.0, 0.0))
-            bytes_sent = float(Fraction(each.bytes_sent))
-            found[each.axes] = count + bytes_sent, messages + each.executions
+            found[each.axes] = count + float(each.bytes_sent), messages + each.executions
         return found
