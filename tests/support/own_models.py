@@ -110,7 +110,7 @@ class PartsLayer(nnx.Module):
         return self.block(x, context)[0]
 
 
-def parts_config(vocab_size, layers=2, experts=0, keys=1):
+def parts_config(vocab_size, layers=2, experts=0, keys=1, lora=None):
     """The settings of the layers of geojax."""
     return ModelConfig(
         num_hidden_layers=layers,
@@ -120,13 +120,16 @@ def parts_config(vocab_size, layers=2, experts=0, keys=1):
         intermediate_size=20,
         vocab_size=vocab_size,
         max_position_embeddings=64,
+        lora=lora,
         **_EXPERTS | {"num_experts": experts} if experts else {},
     )
 
 
-def build_of_parts(vocab_size, layers=2, experts=0, wrapped=False, keys=1, *, rngs, compute):
+def build_of_parts(
+    vocab_size, layers=2, experts=0, wrapped=False, keys=1, lora=None, *, rngs, compute
+):
     """Layers of geojax between an embedding and a head of Flax; every second one with experts."""
-    config = parts_config(vocab_size, layers, experts, keys)
+    config = parts_config(vocab_size, layers, experts, keys, lora)
     table = nnx.Embed(vocab_size, WIDTH, param_dtype=jnp.float64, rngs=rngs)
     second = ExpertBlock if experts else Block
     kinds = [PartsLayer] * 2 if wrapped else [Block, second]

@@ -120,6 +120,22 @@ def test_parallelism_inside_a_block_is_refused_where_it_is_not_written():
     check_parallelism(model, Parallelism(), 64)
     with pytest.raises(UserError, match=r"tensor parallelism: blocks\.0 \(Mixer\)"):
         check_parallelism(model, Parallelism(tensor=2), 64)
+    with pytest.raises(UserError, match=r"expert parallelism: blocks\.0 \(Mixer\)"):
+        check_parallelism(model, Parallelism(expert=2), 64)
+    wrapped = OwnModel(module="support.own_models:build_of_parts", wrapped=True, **SIZES)
+    with pytest.raises(UserError, match=r"sequence parallelism: .* set it to false"):
+        check_parallelism(wrapped, Parallelism(tensor=2, sequence=True), 64)
+
+
+def test_layers_of_geojax_have_its_limits():
+    model = OwnModel(module="support.own_models:build_of_parts", experts=4, **SIZES)
+    check_parallelism(model, Parallelism(tensor=2, sequence=True, expert=2), 64)
+    with pytest.raises(UserError, match="num_attention_heads 2 is not a multiple"):
+        check_parallelism(model, Parallelism(tensor=4), 64)
+    with pytest.raises(UserError, match="num_experts 4 is not a multiple"):
+        check_parallelism(model, Parallelism(expert=3), 64)
+    with pytest.raises(UserError, match="multiple of 2"):
+        check_parallelism(model, Parallelism(tensor=2, sequence=True), 63)
 
 
 def test_work_is_read_off_the_trace():
