@@ -233,11 +233,6 @@ class RunConfig(Layout):
     def _own_model_can_be(self) -> "RunConfig":
         if not isinstance(self.model, OwnModel):
             return self
-        if self.model.head_reads_tokens and self.dc.join == "islands":
-            raise ValueError(
-                "dc.join=islands requires of a model of your own (model.module) a head that is not "
-                "tied to the embedding; set one_program, or untie it"
-            )
         if self.precision.startswith("fp8-") and (kind := self.model.block_without_fp8):
             raise ValueError(
                 f"precision={self.precision} requires blocks with linear layers of geojax; "

@@ -20,6 +20,7 @@ from geojax.islands.actions import (
     windows,
 )
 from geojax.islands.programs.site_programs import SitePrograms
+from geojax.models.transformer import tables_of_head
 from geojax.pipeline.schedule import Action, Placement, Schedule
 from geojax.step.resolved import IslandWork, Step
 
@@ -110,7 +111,9 @@ def offer_limit_bytes(
     if config.dc.role == "data":
         return _STEPS_IN_FLIGHT * _shard_bytes(parameters) + _SCALARS_BYTES
     hops = offered_at_once(lists, stages_per_process) * programs.hop_bytes
-    table = _shard_bytes(parameters["embedding"]) if config.model.head_reads_tokens else 0
+    table = 0
+    if config.model.head_reads_tokens:
+        table = _shard_bytes(tables_of_head(parameters["embedding"], config.model))
     return hops + table + _SCALARS_BYTES
 
 

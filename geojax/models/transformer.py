@@ -26,7 +26,7 @@ from geojax.models.layers import Norm
 from geojax.models.lora import scale_adapters
 from geojax.models.moe import weighted_aux_loss
 from geojax.models.multi_token_prediction import mtp_loss
-from geojax.models.own.chunk import own_chunk, own_logits, read_by_own_head
+from geojax.models.own.chunk import own_chunk, own_logits, read_by_own_head, tables_of_own_head
 from geojax.models.own.parts import own_parts
 from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
@@ -249,5 +249,12 @@ def read_by_head(parameters: Parameters, config: AnyModel) -> Parameters:
         names.append("mtp")
     read = {name: parameters[name] for name in names}
     if config.head_reads_tokens:
-        read["embedding"] = {TOKENS: parameters["embedding"][TOKENS]}
+        read["embedding"] = tables_of_head(parameters["embedding"], config)
     return read
+
+
+def tables_of_head(embedding: Parameters, config: AnyModel) -> Parameters:
+    """Return the part of the embedding's parameters that a head tied to it reads."""
+    if isinstance(config, OwnModel):
+        return tables_of_own_head(embedding, own_parts(config))
+    return {TOKENS: embedding[TOKENS]}

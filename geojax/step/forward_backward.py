@@ -219,7 +219,7 @@ class ForwardBackward:
         """Join the gradients of the embedding and of the head; a tied table gets both."""
         cast = functools.partial(jax.tree.map, lambda x: x.astype(self.plan.policy.reduce_dtype))
         last, tables = cast(last), cast(first)
-        return last | {"embedding": _with_sums(tables, last.get("embedding", {}))}
+        return last | {"embedding": with_sums(tables, last.get("embedding", {}))}
 
     def _by_kind(self, losses: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Split the result of the head: next-token losses, and the share of later tokens."""
@@ -256,8 +256,8 @@ class ForwardBackward:
         return jnp.where(is_last, number, 0)
 
 
-def _with_sums(tree: Parameters, added: Parameters) -> Parameters:
+def with_sums(tree: Parameters, added: Parameters) -> Parameters:
     """Return `tree` with the leaves of `added`, some of its own, added to them."""
     if not isinstance(added, dict):
         return jax.tree.map(jnp.add, tree, added)
-    return tree | {name: _with_sums(tree[name], own) for name, own in added.items()}
+    return tree | {name: with_sums(tree[name], own) for name, own in added.items()}

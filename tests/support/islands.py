@@ -140,7 +140,7 @@ def stage_islands(
 ):
     """Stages on islands, which all get all sequences; a plan for each stage."""
     stages, chunks = len(plans), even_chunks(model, schedule.placement.chunks)
-    tied = model.tie_word_embeddings
+    tied = model.head_reads_tokens
     lists = [
         stage_actions(schedule, stage, tied=tied, stages_per_site=stages_per_site)
         for stage in range(stages)

@@ -19,7 +19,11 @@ class Mixer(nnx.Module):
 
     def __init__(self, rngs):
         self.norm = nnx.LayerNorm(WIDTH, rngs=rngs)
-        self.products = nnx.List([nnx.Linear(WIDTH, WIDTH, rngs=rngs) for _ in range(4)])
+        # A bias of keys moves no softmax: its gradient is rounding alone.
+        biased = (True, False, True, True)
+        self.products = nnx.List(
+            [nnx.Linear(WIDTH, WIDTH, use_bias=bias, rngs=rngs) for bias in biased]
+        )
 
     def __call__(self, x, context):
         query, key, value = (each(self.norm(x)) for each in self.products[:3])

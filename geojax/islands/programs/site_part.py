@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from geojax.islands.programs.values import ChunkSums
 from geojax.models import AnyModel, parameter_shapes
-from geojax.models.embedding import TOKENS
+from geojax.models.transformer import tables_of_head
 from geojax.sharding import LeafLayout
 
 
@@ -79,12 +80,14 @@ class SitePart:
         return next(chunk for chunk in self.chunks if "embedding" in self.non_layer_names(chunk))
 
     def table(self, buckets: Mapping[Any, Any]) -> Any:
-        """Return the table of embeddings in the site's buckets."""
-        return buckets[self.table_chunk]["embedding"][TOKENS]
+        """Return what a head tied to the embedding reads of it, in the site's buckets."""
+        return tables_of_head(buckets[self.table_chunk]["embedding"], self.model)
 
     def with_table(self, bucket: Any, table: Any) -> Any:
         """Return the bucket of `table_chunk` with another table."""
-        return bucket | {"embedding": bucket["embedding"] | {TOKENS: table}}
+        leaves = traverse_util.flatten_dict(bucket["embedding"])
+        leaves |= traverse_util.flatten_dict(table)
+        return bucket | {"embedding": traverse_util.unflatten_dict(leaves)}
 
     def table_of_head(self, sums: ChunkSums) -> Any:
         """Return the head's gradient of a tied table for the bucket of the first chunk.
@@ -127,7 +130,7 @@ class SitePart:
         if self.has_embedding:
             made["embedding"] = tree["embedding"]
         if self.copies_table:
-            made["embedding"] = {TOKENS: tree["embedding"][TOKENS]}
+            made["embedding"] = tables_of_head(tree["embedding"], self.model)
         if self.has_head:
             made |= {name: tree[name] for name in self._behind_layers}
         return made

@@ -34,6 +34,7 @@ from geojax.islands.programs.values import (
     SiteWeights,
     StepInputs,
 )
+from geojax.models.transformer import read_by_head
 from geojax.pipeline.schedule import LayerBytes
 from geojax.sharding import LeafLayout, leaf_layouts
 from geojax.step.plan import StepPlan
@@ -130,12 +131,10 @@ class SitePrograms:
     def chunk_weights(self, weights: SiteWeights, chunk: int) -> ChunkParameters:
         """Return the weights that a chunk reads."""
         non_layer = weights.non_layer_params
-        tied = self.part.model.head_reads_tokens
-        read_by_head = [name for name in non_layer if name != "embedding" or tied]
         return ChunkParameters(
             non_layer["embedding"] if self.part.is_first(chunk) else {},
             weights.chunks[chunk],
-            {name: non_layer[name] for name in read_by_head} if self.part.is_last(chunk) else {},
+            read_by_head(non_layer, self.part.model) if self.part.is_last(chunk) else {},
         )
 
     def payload(self, message: Message) -> Any:

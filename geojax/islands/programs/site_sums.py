@@ -19,6 +19,7 @@ from geojax.islands.programs.shared import divide, whole
 from geojax.islands.programs.values import ChunkScalars, ChunkSums, Reduced, StepInputs, StepScalars
 from geojax.optim import global_norm
 from geojax.step.amax_history import max_in_site
+from geojax.step.forward_backward import with_sums
 from geojax.step.grad_reduce import inter_site_all_reduce, reduce_gradients
 from geojax.step.state import TrainState
 from geojax.step.update import (
@@ -63,7 +64,7 @@ class SumsOfSites:
             "layers": self.passes.sink.finish(made.layers.weights),
         }
         if of_head:
-            gradients["embedding"] = jax.tree.map(jnp.add, made.first["embedding"], of_head)
+            gradients["embedding"] = with_sums(made.first["embedding"], of_head)
         layouts = part.layouts_of_bucket(self.layouts.parameters, chunk)
         gradients = {name: gradients[name] for name in layouts}
         reduce = inter_site_all_reduce if plan.layout.zero.stage >= 2 else reduce_gradients

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 from jax import lax
 
 from geojax.collectives.axes import vary_over, varying_axes
@@ -153,14 +154,18 @@ def own_loss(
     return lax.psum(total, "tensor") if shared else total
 
 
+def tables_of_own_head(embedding: Parameters, parts: OwnParts) -> Parameters:
+    """Return the parameters of the embedding that the head is tied to."""
+    tied = {tuple(map(str, path)) for path in parts.head.tied.values()}
+    leaves = traverse_util.flatten_dict(embedding)
+    return traverse_util.unflatten_dict({path: leaves[path] for path in leaves if path in tied})
+
+
 def read_by_own_head(parameters: Parameters, parts: OwnParts) -> Parameters:
     """Return the part of the parameters that the head reads: its own, and those it is tied to."""
     read: Parameters = {"head": parameters["head"]}
-    for path in parts.head.tied.values():
-        place, source = read.setdefault("embedding", {}), parameters["embedding"]
-        for entry in map(str, path[:-1]):
-            place, source = place.setdefault(entry, {}), source[entry]
-        place[str(path[-1])] = source[str(path[-1])]
+    if parts.head.tied:
+        read["embedding"] = tables_of_own_head(parameters["embedding"], parts)
     return read
 
 

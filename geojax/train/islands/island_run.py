@@ -40,6 +40,7 @@ from geojax.islands.stage_transport import between_sites, stage_transports
 from geojax.islands.traffic import LinkTraffic
 from geojax.islands.walk import Walk
 from geojax.models import parameter_count, parameter_kinds
+from geojax.models.transformer import tables_of_head
 from geojax.optim import make_optimizer
 from geojax.pipeline.schedule import Placement
 from geojax.quantities import quantity
@@ -411,7 +412,7 @@ class IslandRun:
             return self.agreement.differing_sites(step, state.parameters)
         if len(self.table_sites) < 2:
             return []
-        return self.agreement.differing_sites(step, _table(state.parameters))
+        return self.agreement.differing_sites(step, self._table(state.parameters))
 
     @functools.cached_property
     def agreement(self) -> Agreement:
@@ -419,8 +420,14 @@ class IslandRun:
         layouts = self.layouts.parameters
         sites: Sequence[int] = range(self.transport.sites)
         if not self.holds_all:
-            layouts, sites = _table(layouts), self.table_sites
+            layouts, sites = self._table(layouts), self.table_sites
         return Agreement(self.exchange, self.plan.mesh, layouts, sites)
+
+    def _table(self, parameters: Any) -> Any:
+        """Return the tied table in a tree like the site's parameters; {} if it has none."""
+        if _TABLE not in parameters:
+            return {}
+        return tables_of_head(parameters[_TABLE], self.config.model)
 
     def whole_weights(self, state: SiteState) -> Any:
         """Return the weights in the compute dtype, unsharded, on process 0's first device."""
@@ -479,8 +486,3 @@ class IslandRun:
             f"a step of a site: {self._sent} {held}",
             *self.resolved.notes,
         ]
-
-
-def _table(parameters: Any) -> Any:
-    """Return the table of embeddings in a tree like a site's parameters; {} if it has none."""
-    return {"tokens": parameters[_TABLE]["tokens"]} if _TABLE in parameters else {}

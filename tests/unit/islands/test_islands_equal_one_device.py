@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from support.islands import OneProgram, data_islands, shares, site_plans, stage_islands, step_all
+from support.own_models import own_model
 from support.plans import step_plan_on
 from support.small_models import make_batch, model_of
 
@@ -39,6 +40,8 @@ close = functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-13)
 
 
 def family(name):
+    if name.startswith("own model"):
+        return own_model("tied", layers=6)
     if name == "four layers":
         return model_of("gpt3").model_copy(update={"num_hidden_layers": 4})
     if name != "moe":
@@ -155,6 +158,9 @@ STAGE_CASES = {
     "moe": (back_and_forth(2), 1, {"data": 2, "expert": 2}),
     # Two stages in each of two sites, which run ahead; a table that the first and the last hold.
     "four layers": (geopipe(6, FAR), 2, {"data": 2}),
+    # A head of anybody's that is tied to the embedding, on another site and on the same.
+    "own model": (one_forward_one_backward(3, 2), 1, {"data": 2}),
+    "own model, both ends on a site": (back_and_forth(2), 1, {"data": 1}),
 }
 
 
