@@ -1,6 +1,7 @@
 """The order of a program's collectives where its data do not say it."""
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -40,12 +41,59 @@ def together_backwards(tree: Tree) -> Tree:
     return tree
 
 
-def _together(_: None, cotangents: Any) -> tuple[Any]:
-    leaves, structure = jax.tree.flatten(cotangents)
-    return (jax.tree.unflatten(structure, together_p.bind(*leaves)),)
+together_backwards.defvjp(lambda tree: (tree, None), lambda _, cotangents: (together(cotangents),))
 
 
-together_backwards.defvjp(lambda tree: (tree, None), _together)
+def together(tree: Tree) -> Tree:
+    """Return `tree`; on GPUs what is computed of any leaf begins when all of them are there."""
+    leaves, structure = jax.tree.flatten(tree)
+    made: Tree = jax.tree.unflatten(structure, together_p.bind(*leaves))
+    return made
+
+
+def in_turn(
+    collective: Callable[[jax.Array], jax.Array],
+    parts: Sequence[jax.Array],
+    *,
+    made_together: bool,
+) -> tuple[jax.Array, ...]:
+    """Send `parts` by `collective` one after another.
+
+    On GPUs a part is sent when the one before has arrived: a scheduler that may choose starts all
+    of them together, when what makes the last is done. Not differentiable.
+
+    Args:
+        collective: sends a part.
+        parts: what is sent.
+        made_together: the parts are there at the same time. What reads a result may then wait for
+            the next part too, without which XLA drops the order of what it calls by other names.
+    """
+    made: list[jax.Array] = []
+    for part in parts:
+        if made:
+            part, last = _turn_p.bind(part, made[-1])
+            if made_together:
+                made[-1] = last
+        made.append(collective(part))
+    return tuple(made)
+
+
+def side_by_side(x: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return both; on GPUs what is computed of either begins when the other is there too."""
+    made = _turn_p.bind(x, other)
+    return made[0], made[1]
+
+
+def told_apart(x: jax.Array, count: int) -> list[jax.Array]:
+    """Return `x` so many times, as arrays that XLA for GPUs takes for different ones.
+
+    It otherwise makes one product of some that read the same matrix, and all wait for the last of
+    their operands. Not differentiable.
+    """
+    made = [x]
+    while len(made) < count:
+        made += _apart_p.bind(made[-1])  # two of the same array would be one again
+    return made
 
 
 def token_of(tree: Any) -> jax.Array:
@@ -84,6 +132,9 @@ def _identity(name: str, *, waits_on: str | None) -> Primitive:
 _barrier_p = _identity("barrier", waits_on=None)
 together_p = _identity("together", waits_on=GPU.name)
 """`together_backwards`, backwards."""
+
+_turn_p = _identity("turn", waits_on=GPU.name)
+_apart_p = _identity("apart", waits_on=GPU.name)
 
 _after_p = Primitive("after")
 

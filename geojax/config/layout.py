@@ -23,7 +23,7 @@ from geojax.models import AnyModel
 from geojax.models.chunk.remat import Remat
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.precision import PrecisionName
+from geojax.precision import PrecisionName, policy
 from geojax.settings import Settings
 from geojax.suggestions import listed
 
@@ -69,9 +69,13 @@ class Layout(Settings):
     @property
     def model_parallelism(self) -> Parallelism:
         """Sharding of model and sequences on the mesh."""
+        sequence, chunks = self.parallelism.sequence and self.mesh.tensor > 1, 1
+        if sequence and self.parallelism.chunks != "auto":
+            chunks = self.parallelism.chunks
         return Parallelism(
             tensor=self.mesh.tensor,
-            sequence=self.parallelism.sequence and self.mesh.tensor > 1,
+            sequence=sequence,
+            chunks=chunks,
             context=self.mesh.context,
             context_method=self.parallelism.context_method,
             expert=self.mesh.expert,
@@ -108,6 +112,25 @@ class Layout(Settings):
             for name, new in sections.items()
         }
         return self.model_copy(update=update)
+
+    @pydantic.model_validator(mode="after")
+    def _chunks_can_be(self) -> Self:
+        chunks = self.parallelism.chunks
+        if chunks in ("auto", 1):
+            return self
+        if not (self.parallelism.sequence and self.mesh.tensor > 1):
+            raise ValueError(
+                f"parallelism.chunks={chunks} requires parallelism.sequence and mesh.tensor of 2 "
+                "or more. Set both, or remove chunks"
+            )
+        recipe = policy(self.precision).recipe
+        if recipe is not None and recipe.activation.along is not None:
+            raise ValueError(
+                f"parallelism.chunks={chunks} requires a precision whose scales are of whole "
+                f"tensors; {self.precision} has some of blocks of tokens. Set fp8-current or "
+                "fp8-delayed, or remove chunks"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _stages_can_be(self) -> Self:

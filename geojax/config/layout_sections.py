@@ -58,6 +58,11 @@ class ParallelismSettings(Settings):
     """Sequence parallelism: the ranks of `tensor` shard the sequence between the matmuls. They send
     the same bytes and hold 1/tensor of those activations."""
 
+    chunks: Annotated[Annotated[Count, NUMBER] | AUTO, UNLESS_AUTO] = "auto"
+    """With `sequence`: parts of a rank's positions that enter and leave the matmuls of `tensor` one
+    after another, so that one travels while another is multiplied. "auto": on GPUs of a topology
+    as many as the cost model finds fastest, if they save 1% of a step; elsewhere 1."""
+
     context_method: ContextMethod = "ring"
     """Context parallelism of attention: "ring", "all_gather" or "ulysses"."""
 

@@ -9,8 +9,8 @@ the convention of `geojax.hlo.conventions`.
             A permute whose pairs cross different axes is listed once for each set.
     loops   a collective in a while loop counts as often as the loop runs; as often as one iteration
             has it, marked as a least number, where that is data of the run.
-    cond    the collectives of every branch of a conditional count, as if all branches ran: an upper
-            bound, marked as conditional.
+    cond    the collectives of the branch of a conditional that sends most count: an upper bound,
+            marked as conditional.
 
 What compilers change (seen with JAX 0.10 and 0.12). XLA for CPUs sums and moves 16-bit floats as
 float32 (its passes all-reduce-promotion and float-normalization-bf16), so a bfloat16 wire shows
@@ -309,14 +309,22 @@ class _Reader:
             if loop:
                 times = trip_count(self._module, computation, instruction)
                 times = self._longest_loop if times is None else times
-            for name in called:
-                yield from self.read(
-                    self._module.computations[name],
-                    executions * (1 if times is None else times),
-                    in_loop=in_loop or loop,
-                    at_least=at_least or times is None,
-                    conditional=conditional or instruction.opcode == "conditional",
+            branches = instruction.opcode == "conditional"
+            found = [
+                list(
+                    self.read(
+                        self._module.computations[name],
+                        executions * (1 if times is None else times),
+                        in_loop=in_loop or loop,
+                        at_least=at_least or times is None,
+                        conditional=conditional or branches,
+                    )
                 )
+                for name in called
+            ]
+            if branches:
+                found = [max(found, key=lambda own: sum(each.bytes_sent for each in own))]
+            yield from itertools.chain.from_iterable(found)
 
     def _holds_collectives(self, name: str) -> bool:
         computation = self._module.computations.get(name)

@@ -3,6 +3,7 @@
 Shapes: B batch, S sequence, H hidden.
 """
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -13,7 +14,7 @@ from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
 from geojax.models.latent_attention import LatentAttention
 from geojax.models.layers import FeedForward, Norm, dropout
 from geojax.models.moe import MoE
-from geojax.models.parallel.tensor import stream_positions
+from geojax.models.parallel.tensor import join_stream, split_stream, stream_positions
 from geojax.models.self_attention import Attention, computed_twice, keep_products
 
 
@@ -54,35 +55,47 @@ class Block(nnx.Module):
             assert context.layer is not None, "layers have masks of their own"
             keys = tuple(jax.random.split(key))
         positions = stream_positions(context.sequence_positions, parallelism, dim=0)
-        branch = self.attention(x, context, self.attention_norm)
-        if self.config.sandwich_norm:
-            # The backward pass keeps what the norm reads.
-            branch = computed_twice(self.attention_post_norm)(branch)
-        x = x + dropout(branch, keys[0], context.sequence_indices, positions, rate)
+
+        def added(
+            parts: Sequence[jax.Array],
+            branches: Sequence[jax.Array],
+            name: str,
+            key: jax.Array | None,
+        ) -> tuple[jax.Array, ...]:
+            if self.config.sandwich_norm:
+                # The backward pass keeps what the norm reads.
+                branches = [computed_twice(getattr(self, name))(each) for each in branches]
+            places = split_stream(positions, parallelism, dim=0)
+            return tuple(
+                part + dropout(branch, key, context.sequence_indices, place, rate)
+                for part, branch, place in zip(parts, branches, places, strict=True)
+            )
+
+        parts = split_stream(x, parallelism)
+        branches = self.attention.of_parts(parts, context, self.attention_norm)
+        parts = added(parts, branches, "attention_post_norm", keys[0])
         segment_ids = context.segment_ids
         if segment_ids is not None:
             segment_ids = stream_positions(segment_ids, parallelism, dim=1)
 
         @keep_products
         def second_half(
-            x: jax.Array, segment_ids: jax.Array | None
-        ) -> tuple[jax.Array, jax.Array | None]:
+            parts: Sequence[jax.Array], segment_ids: jax.Array | None
+        ) -> tuple[Sequence[jax.Array], jax.Array | None]:
             of_stream = context._replace(segment_ids=segment_ids, sequence_positions=positions)
-            return self._second_half(self.feed_forward_norm(x), of_stream)
+            return self._second_half(tuple(map(self.feed_forward_norm, parts)), of_stream)
 
-        branch, aux_loss = second_half(x, segment_ids)
-        if self.config.sandwich_norm:
-            branch = computed_twice(self.feed_forward_post_norm)(branch)
-        return x + dropout(branch, keys[1], context.sequence_indices, positions, rate), aux_loss
+        branches, aux_loss = second_half(parts, segment_ids)
+        return join_stream(added(parts, branches, "feed_forward_post_norm", keys[1])), aux_loss
 
     def _second_half(
-        self, normed: jax.Array, of_stream: LayerContext
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Compute what the second half adds to the stream, and its load-balancing loss.
+        self, normed: Sequence[jax.Array], of_stream: LayerContext
+    ) -> tuple[Sequence[jax.Array], jax.Array | None]:
+        """Compute what the second half adds to parts of the stream, and its load-balancing loss.
 
-        `of_stream` has the segment ids and positions of the stream alone.
+        `of_stream` has the segment ids and positions of the whole stream alone.
         """
-        return self.feed_forward(normed, of_stream), None
+        return self.feed_forward.of_parts(normed, of_stream), None
 
 
 class ExpertBlock(Block, MoE):
@@ -94,9 +107,11 @@ class ExpertBlock(Block, MoE):
         MoE.__init__(self, self.config, self.compute)
 
     def _second_half(
-        self, normed: jax.Array, of_stream: LayerContext
-    ) -> tuple[jax.Array, jax.Array | None]:
-        return MoE.__call__(self, normed, of_stream)
+        self, normed: Sequence[jax.Array], of_stream: LayerContext
+    ) -> tuple[Sequence[jax.Array], jax.Array | None]:
+        # All tokens meet the router and the experts' capacity at once.
+        made, aux_loss = MoE.__call__(self, join_stream(normed), of_stream)
+        return split_stream(made, self.compute.parallelism), aux_loss
 
 
 def block_of(

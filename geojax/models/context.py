@@ -28,6 +28,10 @@ class ComputeSettings:
     attention: str = "auto"
     """An implementation that `geojax.models.attention` knows."""
 
+    gathers_again: bool = False
+    """With `parallelism.chunks`: what enters the products of ranks of `tensor` is gathered once
+    more for the backward pass (`geojax.models.parallel.entered_products`), not kept."""
+
     @property
     def without_fp8(self) -> "ComputeSettings":
         """The same, with products in the compute dtype."""

@@ -16,6 +16,7 @@ of a value, q and r dims of the latents.
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ import jax.numpy as jnp
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
 from geojax.models.layers import Linear, Norm, enter
+from geojax.models.parallel.tensor import join_stream
 from geojax.models.rotary import rotate
 from geojax.models.self_attention import RotaryTable, SelfAttention
 
@@ -52,18 +54,19 @@ class LatentAttention(SelfAttention):
         self.output = layer(width, hidden, sharding="rows", bias=bias, target="o_proj")
 
     def project(
-        self, normed: jax.Array, rotary: RotaryTable | None, context: LayerContext
+        self, normed: Sequence[jax.Array], rotary: RotaryTable | None, context: LayerContext
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """See `SelfAttention.project`; keys and values have as many heads as queries."""
         assert rotary is not None, "latent attention has rotary positions"
-        config, of_query = self.config, normed
+        config, stream = self.config, join_stream(normed)  # so few numbers travel in one message
+        of_query = stream
         if config.q_lora_rank:
-            of_query = self.query_down_norm(self.query_down(normed))
-        made = self.key_value_down(normed)
+            of_query = self.query_down_norm(self.query_down(stream))
+        made = self.key_value_down(stream)
         of_keys = self.key_value_down_norm(made[..., : config.kv_lora_rank])
         ends = (of_query.shape[-1], of_query.shape[-1] + config.kv_lora_rank)
         latents = jnp.concatenate([of_query, of_keys, made[..., config.kv_lora_rank :]], axis=-1)
-        entered, layers = enter(latents, (self.query, self.key_value))
+        (entered,), layers = enter((latents,), (self.query, self.key_value))
         of_query, of_keys, rotated = jnp.split(entered, ends, axis=-1)
 
         def heads(layer: Linear, latent: jax.Array, width: int) -> jax.Array:

@@ -18,8 +18,14 @@ from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext
 from geojax.models.declaration import constant, normal, parameter
 from geojax.models.lora import TargetModule, draw_lora_a
+from geojax.models.parallel.entered_products import entered_products
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.tensor import copy_to_tp_region, reduce_from_tp_region
+from geojax.models.parallel.tensor import (
+    enter_in_parts,
+    join_stream,
+    leave_in_parts,
+    split_stream,
+)
 from geojax.precision import Axes, merge_quantized, saveable, split_quantized
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -99,15 +105,36 @@ class Linear(nnx.Module):
         With `sharding="rows"` the results are summed over `tensor` before the bias (see
         `geojax.models.parallel.tensor.reduce_from_tp_region`).
         """
-        product = self.product(x, context)
+        return self.of_parts((x,), context)[0]
+
+    def of_parts(
+        self,
+        parts: Sequence[jax.Array],
+        context: LayerContext | None = None,
+        *,
+        at_once: bool = False,
+    ) -> tuple[jax.Array, ...]:
+        """Apply the layer to parts of its input one by one: a result for each.
+
+        The gradient of the kernel is one product of all parts. `at_once` is that of
+        `leave_in_parts`.
+        """
+        return self._finished(tuple(self.products(parts, context)), at_once=at_once)
+
+    def _finished(
+        self, products: tuple[jax.Array, ...], *, at_once: bool = False
+    ) -> tuple[jax.Array, ...]:
+        """Sum products over `tensor` if they have to be, and add the bias."""
         if self.sharding == "rows":
-            product = reduce_from_tp_region(product, self.compute.parallelism)
+            products = leave_in_parts(products, self.compute.parallelism, at_once=at_once)
         bias = self._own("bias")
         if bias is None:
-            return product
+            return products
         # Wide, so that the bias's gradient, a sum over all tokens, is wide too.
-        wide = jnp.promote_types(x.dtype, jnp.float32)
-        return (product.astype(wide) + bias.astype(wide)).astype(x.dtype)
+        wide = jnp.promote_types(products[0].dtype, jnp.float32)
+        return tuple(
+            (each.astype(wide) + bias.astype(wide)).astype(each.dtype) for each in products
+        )
 
     def with_kernel(self, kernel: jax.Array) -> "Linear":
         """Return the layer with another value of its kernel."""
@@ -115,20 +142,31 @@ class Linear(nnx.Module):
         made: Linear = nnx.merge(graph, nnx.to_pure_dict(own) | {"kernel": kernel})
         return made
 
-    def product(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
-        """Multiply `x` [..., inputs] by this rank's part of the kernel; returns [..., outputs].
+    def products(
+        self, parts: Sequence[jax.Array], context: LayerContext | None = None
+    ) -> list[jax.Array]:
+        """Multiply each part [..., inputs] by this rank's part of the kernel: [..., outputs].
 
         What the layer's scaled adapter adds, if it has one, is added.
         """
         # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made
         # the kernel's gradient, a contraction over rows and sequence, up to twice as slow.
-        tokens = x.reshape(-1, x.shape[-1])
+        tokens = [x.reshape(-1, x.shape[-1]) for x in parts]
         axes = operand_axes(self.compute.parallelism, self.sharding)
         matmul = self.compute.matmul_at(context)
-        product = matmul.multiply(tokens, self._own("kernel"), self._own("amax"), axes)
+        kernel, amax = self._own("kernel"), self._own("amax")
+        if self.is_trained or matmul.recipe is not None:
+            products = matmul.multiply_each(tokens, kernel, amax, axes)
+        else:  # nothing is kept for a gradient of all parts
+            products = tuple(matmul.multiply(own, kernel) for own in tokens)
         if hasattr(self, "lora_a"):
-            product = saveable(product + (tokens @ self._own("lora_a")) @ self._own("lora_b"))
-        return product.reshape(*x.shape[:-1], -1)
+            products = tuple(
+                saveable(product + (own @ self._own("lora_a")) @ self._own("lora_b"))
+                for product, own in zip(products, tokens, strict=True)
+            )
+        return [
+            product.reshape(*x.shape[:-1], -1) for product, x in zip(products, parts, strict=True)
+        ]
 
     def _own(self, name: str) -> Any:
         """Return a parameter's value, None where there is none.
@@ -152,18 +190,42 @@ class Linear(nnx.Module):
         return jax.tree.map(of_head, value)
 
 
-def enter(x: jax.Array, layers: Sequence[Linear]) -> tuple[jax.Array, Sequence[Linear]]:
-    """Copy the stream `x` [B, S, H] to all ranks of `tensor`, for all `layers` that read it.
+def enter(
+    parts: Sequence[jax.Array], layers: Sequence[Linear], *, at_once: bool = False
+) -> tuple[Sequence[jax.Array], Sequence[Linear]]:
+    """Copy parts [B, S, H] of the stream to all ranks of `tensor`, for all `layers` that read it.
 
     In the backward of the layers that are returned, the gradients of their kernels are computed
-    while that of `x` travels.
+    while that of the stream travels. `at_once` is that of `enter_in_parts`.
     """
     parallelism = layers[0].compute.parallelism
     if parallelism.tensor > 1 and layers[0].is_trained:
         quantized, trained = split_quantized([each.kernel.get_value() for each in layers])
-        x, trained = together_backwards((x, trained))
+        parts, trained = together_backwards((tuple(parts), trained))
         layers = list(map(Linear.with_kernel, layers, merge_quantized(quantized, trained)))
-    return copy_to_tp_region(x, parallelism), layers
+    return enter_in_parts(parts, parallelism, at_once=at_once), layers
+
+
+def apply_entered(
+    parts: Sequence[jax.Array],
+    layers: Sequence[Linear],
+    context: LayerContext | None,
+    *,
+    at_once: bool = False,
+) -> list[tuple[jax.Array, ...]]:
+    """Apply `layers` to parts [B, S, H] of the stream, which enter all ranks of `tensor` for them.
+
+    Returns:
+        For each layer its results of all parts; `at_once` is that of `enter_in_parts`.
+    """
+    compute = layers[0].compute
+    plain = compute.matmul.recipe is None and not any(hasattr(each, "lora_a") for each in layers)
+    if len(parts) > 1 and compute.gathers_again and plain and layers[0].is_trained:
+        kernels = [each._own("kernel") for each in layers]
+        made = entered_products(parts, kernels, at_once=at_once)
+        return [each._finished(own) for each, own in zip(layers, made, strict=True)]
+    entered, layers = enter(parts, layers, at_once=at_once)
+    return [each.of_parts(entered, context) for each in layers]
 
 
 def operand_axes(parallelism: Parallelism, sharding: KernelSharding | None) -> Axes:
@@ -206,24 +268,31 @@ class FeedForward(nnx.Module):
 
     def __call__(self, x: jax.Array, context: LayerContext | None = None) -> jax.Array:
         """Compute the contribution to the residual stream [B, S, H] of the normed one `x`."""
-        entered, layers = enter(x, self.first)
-        return self.down(self.middle(layers, entered, context), context)
+        return join_stream(self.of_parts(split_stream(x, self.compute.parallelism), context))
+
+    def of_parts(
+        self, parts: Sequence[jax.Array], context: LayerContext | None = None
+    ) -> tuple[jax.Array, ...]:
+        """Compute the contribution of each part of the normed stream."""
+        middle = self._activated(apply_entered(parts, self.first, context))
+        # Behind it a layer ends, and where its backward begins all cotangents are there.
+        return self.down.of_parts(middle, context, at_once=True)
 
     @property
     def first(self) -> Sequence[Linear]:
         """The layers that read the stream."""
         return (self.up, self.gate) if self.config.gated else (self.up,)
 
-    def middle(
-        self, layers: Sequence[Linear], x: jax.Array, context: LayerContext | None
-    ) -> jax.Array:
-        """Compute the input [..., F] of the down projection from `x` [..., H].
+    def middle(self, parts: Sequence[jax.Array], context: LayerContext | None) -> list[jax.Array]:
+        """Compute the input [..., F] of the down projection from each part [..., H]."""
+        return self._activated([each.of_parts(parts, context) for each in self.first])
 
-        `layers` are `first`, or what `enter` made of them.
-        """
-        up, *gates = layers
-        made = [gate(x, context) for gate in gates]
-        return activate(up(x, context), made[0] if made else None, self.config)
+    def _activated(self, made: Sequence[Sequence[jax.Array]]) -> list[jax.Array]:
+        """Apply the activation to what `first` made of each part."""
+        return [
+            activate(up, gate[0] if gate else None, self.config)
+            for up, *gate in zip(*made, strict=True)
+        ]
 
 
 def activate(up: jax.Array, gate: jax.Array | None, config: ModelConfig) -> jax.Array:

@@ -4,6 +4,7 @@ Shapes: B batch, S sequence, H hidden, N heads, K kv heads, D head dim.
 """
 
 import functools
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +19,15 @@ from geojax.models.context import (
     rotary_tables,
 )
 from geojax.models.declaration import normal, parameter
-from geojax.models.layers import Linear, Norm, enter
+from geojax.models.layers import Linear, Norm, apply_entered
 from geojax.models.moe import SAVEABLE_MOE
-from geojax.models.parallel.tensor import TP_COPIED
+from geojax.models.parallel.tensor import (
+    TP_COPIED,
+    join_positions,
+    join_stream,
+    split_positions,
+    split_stream,
+)
 from geojax.models.rotary import rotate, score_scale
 from geojax.precision import SAVEABLE_MATMULS
 
@@ -51,11 +58,23 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x: jax.Array, context: LayerContext, norm: Norm) -> jax.Array:
         """Compute the contribution to the stream `x` [B, S, H], which `norm` normalizes first."""
+        parts = split_stream(x, self.compute.parallelism)
+        return join_stream(self.of_parts(parts, context, norm))
+
+    def of_parts(
+        self, parts: Sequence[jax.Array], context: LayerContext, norm: Norm
+    ) -> Sequence[jax.Array]:
+        """Compute the contribution to each part of the stream, which `norm` normalizes first."""
         if context.rotary is None and context.positions is not None:  # in a model of your own
-            tables = rotary_tables(context.positions, self.config, x.dtype)
+            tables = rotary_tables(context.positions, self.config, parts[0].dtype)
             context = context._replace(rotary=tables[0], local_rotary=tables[1])
         rotary = self._rotary(context)
-        query, key, value = keep_products(lambda x: self.project(norm(x), rotary, context))(x)
+
+        @keep_products
+        def project(parts: Sequence[jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+            return self.project(tuple(map(norm, parts)), rotary, context)
+
+        query, key, value = project(parts)
         if context.attend is None:
             mixed = self.attend(query, key, value, context)
         else:
@@ -63,15 +82,16 @@ class SelfAttention(nnx.Module):
 
         # Attention already keeps its result, so it is not kept once more in another shape.
         @computed_twice
-        def put_together(mixed: jax.Array) -> jax.Array:
-            return self.output(mixed.reshape(*mixed.shape[:2], -1), context)
+        def put_together(mixed: jax.Array) -> Sequence[jax.Array]:
+            mixed = mixed.reshape(*mixed.shape[:2], -1)
+            return self.output.of_parts(split_positions(mixed, self.compute.parallelism), context)
 
         return put_together(mixed)
 
     def project(
-        self, normed: jax.Array, rotary: RotaryTable | None, context: LayerContext
+        self, normed: Sequence[jax.Array], rotary: RotaryTable | None, context: LayerContext
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Project the normed stream [B, S, H] to query, key and value.
+        """Project parts [B, S, H] of the normed stream to query, key and value.
 
         Returns:
             Query [B, S, N, D], key [B, S, K, D] and value [B, S, K, dims of a value]; query and key
@@ -79,6 +99,13 @@ class SelfAttention(nnx.Module):
             this rank's heads (at least one of keys and values), of all positions.
         """
         raise NotImplementedError
+
+    def entered_products(
+        self, normed: Sequence[jax.Array], layers: Sequence[Linear], context: LayerContext
+    ) -> list[jax.Array]:
+        """Apply each of `layers` to all parts of the normed stream: [B, S, outputs], in order."""
+        made = apply_entered(normed, layers, context, at_once=True)  # a layer begins with them
+        return [join_positions(each, self.compute.parallelism.tensor) for each in made]
 
     def attend(
         self, query: jax.Array, key: jax.Array, value: jax.Array, context: LayerContext
@@ -149,13 +176,12 @@ class Attention(SelfAttention):
             self.sinks = parameter((config.num_attention_heads,), initial, axes=("tensor",))
 
     def project(
-        self, normed: jax.Array, rotary: RotaryTable | None, context: LayerContext
+        self, normed: Sequence[jax.Array], rotary: RotaryTable | None, context: LayerContext
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """See `SelfAttention.project`; query and key are normed with `use_qk_norm`."""
-        entered, layers = enter(normed, (self.query, self.key, self.value))
         query, key, value = (
-            each(entered, context).reshape(*entered.shape[:2], -1, self.config.head_dim)
-            for each in layers
+            made.reshape(*made.shape[:2], -1, self.config.head_dim)
+            for made in self.entered_products(normed, (self.query, self.key, self.value), context)
         )
         if self.config.use_qk_norm:
             query, key = self.query_norm(query), self.key_norm(key)

@@ -140,6 +140,7 @@ def model_chunk(
     head if it ends with the last one. Its `functions` are those of the whole model; the layers
     compute in `dtype`, as `compute` says. The other arguments are those of `loss_sum`.
     """
+    compute = dataclasses.replace(compute, gathers_again=remat == "selective")
     if isinstance(config, OwnModel):
         return own_chunk(config, layers, dtype, compute, dropout_key=dropout_key, remat=remat)
     count, matmul = config.num_stacked_layers, compute.matmul

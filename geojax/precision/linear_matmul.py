@@ -18,8 +18,8 @@ microbatches, and ranks wait for no other ranks than they do for the matmul.
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from geojax.collectives.axes import to_varying, varying_axes
+from geojax.collectives.order import told_apart
 from geojax.precision import transformer_engine
 from geojax.precision.quantize import largest, quantize
 from geojax.precision.quantized_weight import QuantizedWeight, Weight, split_quantized
@@ -105,43 +106,60 @@ class LinearMatmul:
     def multiply(
         self, x: jax.Array, w: Weight, amax: jax.Array | None = None, axes: Axes = UNSHARDED
     ) -> jax.Array:
-        """Multiply `x` [tokens, inputs] by `w` [inputs, outputs], in the dtype of `x`.
+        """Multiply `x` [tokens, inputs] by `w`; see `multiply_each`, whose only part it is."""
+        return self.multiply_each((x,), w, amax, axes)[0]
 
-        Differentiable (reverse mode) in `x` and `w`; may be called inside a `shard_map`. With a
-        recipe sums are in at least float32 and the result is rounded once.
+    def multiply_each(
+        self,
+        parts: Sequence[jax.Array],
+        w: Weight,
+        amax: jax.Array | None = None,
+        axes: Axes = UNSHARDED,
+    ) -> tuple[jax.Array, ...]:
+        """Multiply parts [tokens, inputs] of a tensor by `w` [inputs, outputs], in their dtype.
+
+        Differentiable (reverse mode) in `parts` and `w`; may be called inside a `shard_map`. The
+        gradient of `w` is one product of all parts, and they share a scale. With a recipe sums are
+        in at least float32 and results are rounded once.
 
         Args:
-            x: the activations.
-            w: the weights, of the dtype of `x` before they were quantized, if they are; a recipe
+            parts: the activations, in parts.
+            w: the weights, of the parts' dtype before they were quantized, if they are; a recipe
                 that quantizes them along the contracted dim takes them unquantized.
             amax: float32 [3], for a recipe with a history: the magnitudes of x, w and dy in the
                 steps before. In the gradient tree this leaf holds the [3] magnitudes of this rank
                 in this step, which are no gradient and must never be summed; so it must vary over
                 all axes that x and w vary over.
-            axes: the axes over which `x`, `w` and the gradient of the result are sharded.
+            axes: the axes over which each part, `w` and the gradients of results are sharded.
         """
-        quantized_w, trained = split_quantized(w)
+        xs, (quantized_w, trained) = tuple(parts), split_quantized(w)
+        varying = varying_axes(*xs) | varying_axes(trained)
         if self.recipe is None:
             assert quantized_w is None, "a layer without FP8 takes unquantized weights"
-            return x @ trained
+            if len(xs) == 1:
+                return (xs[0] @ trained,)
+            xs, trained = _to_varying((xs, trained), varying)
+            return tuple(map(saveable, _plain_products(xs, trained)))
         assert quantized_w is None or self.quantized is None, (
             "a layer that may follow no recipe takes unquantized weights"
         )
-        assert x.dtype == w.dtype, f"activations of {x.dtype}, weights of {w.dtype}"
+        assert xs[0].dtype == w.dtype, f"activations of {xs[0].dtype}, weights of {w.dtype}"
         assert (amax is None) == (self.recipe.history == 0), (
             "a recipe has amax if and only if it has a history"
         )
-        varying = varying_axes(x) | varying_axes(trained)
         if amax is not None:
             assert varying_axes(amax) >= varying, (
                 "amax varies over all axes of its operands, since it must not be summed"
             )
             varying = varying_axes(amax)
-        x, trained, quantized_w = jax.tree.map(
-            functools.partial(to_varying, axes=sorted(varying)), (x, trained, quantized_w)
-        )
+        xs, trained, quantized_w = _to_varying((xs, trained, quantized_w), varying)
         how = _How(self.recipe, self.backend, axes)
-        return saveable(_product(how, x, trained, quantized_w, amax, self.quantized))
+        made = _products(how, xs, trained, quantized_w, amax, self.quantized)
+        return tuple(map(saveable, made))
+
+
+def _to_varying(tree: Any, axes: frozenset[str]) -> Any:
+    return jax.tree.map(functools.partial(to_varying, axes=sorted(axes)), tree)
 
 
 def saveable(product: jax.Array) -> jax.Array:
@@ -159,20 +177,42 @@ class _How(NamedTuple):
     axes: Axes
 
 
+_Parts = tuple[jax.Array, ...]
+_Made = TypeVar("_Made")
+
+
+def _plain_forward(xs: _Parts, w: jax.Array) -> _Parts:
+    return tuple(x @ own for x, own in zip(xs, told_apart(w, len(xs)), strict=True))
+
+
+def _plain_gradients(kept: tuple[_Parts, jax.Array], dys: _Parts) -> tuple[_Parts, jax.Array]:
+    xs, w = kept
+    dxs = tuple(dy @ own.T for dy, own in zip(dys, told_apart(w, len(dys)), strict=True))
+    return dxs, _joined(xs).T @ _joined(dys)
+
+
+_plain_products = jax.custom_vjp(_plain_forward)
+_plain_products.defvjp(lambda xs, w: (_plain_forward(xs, w), (xs, w)), _plain_gradients)
+
+
+def _joined(parts: _Parts) -> jax.Array:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(
+def _products(
     how: _How,
-    x: jax.Array,
+    xs: _Parts,
     w: jax.Array,
     quantized_w: QuantizedWeight | None,
     amax: jax.Array | None,
     quantized: jax.Array | None,
-) -> jax.Array:
-    return _forward(how, x, w, quantized_w, amax, quantized)[0]
+) -> _Parts:
+    return _forward(how, xs, w, quantized_w, amax, quantized)[0]
 
 
 class _Residuals(NamedTuple):
-    x: jax.Array
+    xs: _Parts
     w: Weight
     amax: jax.Array | None
     quantized: jax.Array | None
@@ -182,69 +222,75 @@ class _Residuals(NamedTuple):
 
 def _forward(
     how: _How,
-    x: jax.Array,
+    xs: _Parts,
     w: jax.Array,
     quantized_w: QuantizedWeight | None,
     amax: jax.Array | None,
     quantized: jax.Array | None,
-) -> tuple[jax.Array, _Residuals]:
-    of_x = _amax_of_scale(x, how.axes.x, how.recipe.activation, amax, 0)
+) -> tuple[_Parts, _Residuals]:
+    of_x = _amax_of_scale(xs, how.axes.x, how.recipe.activation, amax, 0)
     of_w = None
     if quantized_w is None:
-        of_w = _amax_of_scale(w, how.axes.w, how.recipe.weight, amax, 1)
-    kept = _Residuals(x, w if quantized_w is None else quantized_w, amax, quantized, of_x, of_w)
+        of_w = _amax_of_scale((w,), how.axes.w, how.recipe.weight, amax, 1)
+    kept = _Residuals(xs, w if quantized_w is None else quantized_w, amax, quantized, of_x, of_w)
 
-    def by_recipe() -> jax.Array:
-        left = _rounding(how, x, how.recipe.activation, of_x)
-        return _dot(how, left, _weight(how, kept), (1, 0), x.dtype)
+    def by_recipe() -> _Parts:
+        weight, form = _weight(how, kept), how.recipe.activation
+        return tuple(_dot(how, _rounding(how, x, form, of_x), weight, (1, 0), x.dtype) for x in xs)
 
-    return _choose(quantized, by_recipe, lambda: x @ w), kept
+    return _choose(quantized, by_recipe, lambda: tuple(x @ w for x in xs)), kept
 
 
 def _backward(
-    how: _How, kept: _Residuals, dy: jax.Array
-) -> tuple[jax.Array, jax.Array, None, jax.Array | None, None]:
-    x, w, recipe = kept.x, kept.w, how.recipe
-    of_dy = _amax_of_scale(dy, how.axes.dy, recipe.gradient, kept.amax, 2)
+    how: _How, kept: _Residuals, dys: _Parts
+) -> tuple[_Parts, jax.Array, None, jax.Array | None, None]:
+    xs, w, recipe, dtype = kept.xs, kept.w, how.recipe, kept.xs[0].dtype
+    of_dy = _amax_of_scale(dys, how.axes.dy, recipe.gradient, kept.amax, 2)
 
-    def round_dy() -> _Rounding:
+    def round_dy(dy: jax.Array) -> _Rounding:
         return _rounding(how, dy, recipe.gradient, of_dy)
 
-    # Once for both matmuls, unless each has yet to choose.
-    once = round_dy() if kept.quantized is None else None
+    # Once for both matmuls, unless each has yet to choose, or takes other parts.
+    shared = kept.quantized is None and len(dys) == 1
+    once = round_dy(dys[0]) if shared else None
 
-    def dx_by_recipe() -> jax.Array:
-        return _dot(how, once or round_dy(), _weight(how, kept), (1, 1), x.dtype)
+    def dx_by_recipe() -> _Parts:
+        weight = _weight(how, kept)
+        return tuple(_dot(how, once or round_dy(dy), weight, (1, 1), dtype) for dy in dys)
 
     def dw_by_recipe() -> jax.Array:
-        left = _rounding(how, x, recipe.activation, kept.amax_x)
-        return _dot(how, left, once or round_dy(), (0, 0), x.dtype)
+        left = _rounding(how, _joined(xs), recipe.activation, kept.amax_x)
+        return _dot(how, left, once or round_dy(_joined(dys)), (0, 0), dtype)
 
-    def plain_dx() -> jax.Array:
+    def plain_dx() -> _Parts:
         assert not isinstance(w, QuantizedWeight), (
             "a layer that may follow no recipe has unquantized weights"
         )
-        return dy @ w.T
+        return tuple(dy @ w.T for dy in dys)
 
     # Two choices, so that a pipeline can put off the one and not the other.
     dx = _choose(kept.quantized, dx_by_recipe, plain_dx)
-    dw = _choose(kept.quantized, dw_by_recipe, lambda: x.T @ dy)
-    observed = None if kept.amax is None else largest_each(x, w, dy)
+    dw = _choose(kept.quantized, dw_by_recipe, lambda: _joined(xs).T @ _joined(dys))
+    observed = None if kept.amax is None else _largest_operands(xs, w, dys)
     return dx, dw, None, observed, None
 
 
-_product.defvjp(_forward, _backward)
+_products.defvjp(_forward, _backward)
 
 
 def _amax_of_scale(
-    x: jax.Array, axes: tuple[str, ...], form: Format, amax: jax.Array | None, operand: int
+    parts: _Parts, axes: tuple[str, ...], form: Format, amax: jax.Array | None, operand: int
 ) -> jax.Array | None:
     """Return the amax that sets the scale of a tensor; None where blocks have scales."""
     if form.along is not None:
         return None
     if amax is not None:
         return amax[operand]
-    return largest_over(largest(x), axes)
+    return largest_over(_largest_of(parts), axes)
+
+
+def _largest_of(parts: _Parts) -> jax.Array:
+    return functools.reduce(jnp.maximum, map(largest, parts))
 
 
 def largest_over(amax: jax.Array, axes: tuple[str, ...]) -> jax.Array:
@@ -259,9 +305,13 @@ def largest_each(x: jax.Array, w: Weight, dy: jax.Array) -> jax.Array:
 
     For a weight that came quantized it is that of the part that this rank has quantized.
     """
+    return _largest_operands((x,), w, (dy,))
+
+
+def _largest_operands(xs: _Parts, w: Weight, dys: _Parts) -> jax.Array:
     of_w = w.largest if isinstance(w, QuantizedWeight) else largest(w)
     assert of_w is not None, "a weight quantized for a recipe with a history has its amax"
-    return jnp.stack([largest(x), of_w, largest(dy)])
+    return jnp.stack([_largest_of(xs), of_w, _largest_of(dys)])
 
 
 def accumulate(sums: Any, new: Any) -> Any:
@@ -327,10 +377,8 @@ def _dot(
 
 
 def _choose(
-    quantized: jax.Array | None,
-    by_recipe: Callable[[], jax.Array],
-    unquantized: Callable[[], jax.Array],
-) -> jax.Array:
+    quantized: jax.Array | None, by_recipe: Callable[[], _Made], unquantized: Callable[[], _Made]
+) -> _Made:
     if quantized is None:
         return by_recipe()
     return lax.cond(quantized, by_recipe, unquantized)

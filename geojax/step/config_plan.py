@@ -18,7 +18,7 @@ from geojax.precision import BackendChoice, chosen_backend
 from geojax.runtime.platform import Platform, platform_of, sums_in_messages
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
-from geojax.step.stage_layers import StagedLayers, staged_layers
+from geojax.step.stage_layers import StagedLayers, has_joint_ticks, staged_layers
 
 DEFAULT_BUCKET_BYTES = 16 * 2**20
 """Most bytes of a bucket where no link says what suits it."""
@@ -106,7 +106,8 @@ def tick_program(
             "time. Set context_method to all_gather or ulysses, or schedule to branch_free with "
             "equal chunks and no first dense layers"
         )
-    return TickProgram.of(table, branch_free=branch_free)
+    joint = has_joint_ticks(config, max(staged.layers_per_chunk), platform)
+    return TickProgram.of(table, branch_free=branch_free, joint=joint)
 
 
 def plan_without_pipeline(config: RunConfig, mesh: Mesh) -> StepPlan:

@@ -12,6 +12,7 @@ from geojax.models.parameters import parameter_shapes
 from geojax.models.transformer import read_by_head
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import Placement
+from geojax.runtime.platform import GPU, Platform
 from geojax.sharding import StageAssignment
 from geojax.sharding.stage_assignment import PADDING_LAYER
 
@@ -115,3 +116,21 @@ def stage_assignments(model: AnyModel, staged: StagedLayers, axes: Sequence[str]
         return StageAssignment.on(tuple(axes), stages, holders)
 
     return jax.tree_util.tree_map_with_path(assignment, shapes)
+
+
+def has_joint_ticks(layout: Layout, most_layers: int, platform: Platform) -> bool:
+    """Return True if a stage's forward and backward of one tick are one branch of the program.
+
+    The messages of ranks of `tensor` then travel beside the other pass. Of chunks of several layers
+    each pass has its layers in a loop, beside which nothing runs.
+
+    Args:
+        layout: of a run whose stages are in one program.
+        most_layers: of a chunk.
+        platform: of the devices.
+    """
+    if layout.pipeline_stages == 1 or layout.dc.join == "islands":
+        return False
+    entry = schedule_entry(layout.pipeline.schedule)
+    has_branches = not (entry.branch_free or entry.split_backward)
+    return platform is GPU and layout.mesh.tensor > 1 and most_layers == 1 and has_branches

@@ -133,12 +133,12 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "join": ("one program", "islands"),
     "zero": ("1", "0", "2", "3", "3 kept", "1 across sites"),
     "precision": ("float64", "fp8-current", "fp8-mxfp8", "int8"),
-    "tensor": ("", "tensor", "sequence"),
+    "tensor": ("", "tensor", "sequence", "chunks"),
     "context": ("", "ring", "all_gather", "ulysses"),
     "rows": ("", "data", "expert"),
     "remat": ("none", "selective", "full"),
     "overlap": ("", "overlap"),
-    "branches": ("", "branches"),
+    "branches": ("", "branches", "joint"),
     "hop_ticks": (1, 2, 3),
     "layers": ("", "uneven"),
     "accumulation": ("", "accumulation"),
@@ -157,7 +157,7 @@ _KINDS: dict[str, Callable[[Any], Any]] = {
     "join": lambda join: join,
     "zero": lambda zero: {"0": "1", "3 kept": "3"}.get(zero, zero),
     "precision": lambda precision: precision[:3],
-    "tensor": lambda tensor: tensor,
+    "tensor": lambda tensor: tensor.replace("chunks", "sequence"),
     "context": bool,
     "rows": lambda rows: rows,
 }
@@ -197,7 +197,8 @@ class Case:
     overlap: str = ""
     """"overlap": gradients are reduced while other layers or chunks go backwards."""
     branches: str = ""
-    """"branches": idle stages of a pipeline in one program do nothing."""
+    """"branches": idle stages of a pipeline in one program do nothing; "joint": and a stage's
+    forward and backward of one tick are one branch."""
     hop_ticks: int = 1
     """At the cut between sites (of two cuts the other one takes four less this); with a pipeline in
     each site between its stages."""
@@ -267,8 +268,8 @@ class Case:
         if self.accumulation:
             return "a pipeline has microbatches"
         if self.join == "one program":
-            if split and not self.branches:
-                return "split backwards take branches"
+            if split and self.branches != "branches":
+                return "split backwards take branches, one for each action"
             if self.branches and self.schedule == "branch_free":
                 return "with branches it is geopipe"
             if self.context == "ring" and (self.branches or self.layers):
@@ -302,6 +303,8 @@ class Case:
         if self.precision in _RECIPES and self.trained == "adapters":
             return "adapters train in no FP8"
         if self.precision == "fp8-mxfp8" and (experts or self.context):
+            return "in another order of the tokens the kernels' gradients have other blocks"
+        if self.precision == "fp8-mxfp8" and self.tensor == "chunks":
             return "in another order of the tokens the kernels' gradients have other blocks"
         if self.precision in _RECIPES and self.layers:
             return "chunks of any length round alike"
@@ -426,7 +429,8 @@ class Case:
         """Of the `StepPlan`, but for what makes a pipeline."""
         return {
             "remat": self.remat,
-            "sequence_parallel": self.tensor == "sequence",
+            "sequence_parallel": self.tensor in ("sequence", "chunks"),
+            "chunks": 2 if self.tensor == "chunks" else 1,
             "context_method": self.context or "ring",
             "zero_stage": int(self.zero[0]),
             "reshard_after_forward": self.zero != "3 kept",
@@ -458,7 +462,8 @@ class Case:
         if self.schedule.startswith("latency_hiding"):  # less than 1F1B takes
             limit = max(2, self.placement.stages - 1)
         table = tick_table(self.schedule, self.placement, self.microbatches, self.hops, limit)
-        return TickProgram.of(table, branch_free=not self.branches)
+        joint = self.branches == "joint"
+        return TickProgram.of(table, branch_free=not self.branches, joint=joint)
 
     @property
     def event_order(self) -> Schedule:
@@ -480,7 +485,8 @@ class Case:
         assert self.axes is not None
         return Parallelism(
             tensor=self.axes["tensor"],
-            sequence=self.tensor == "sequence",
+            sequence=self.tensor in ("sequence", "chunks"),
+            chunks=2 if self.tensor == "chunks" else 1,
             context=self.axes["context"],
             context_method=self.context or "ring",
             expert=self.axes["expert"],
@@ -491,6 +497,12 @@ MORE = (
     # Stages with several chunks, each of which leaves early.
     Case("gemma", "interleaved", "2 replicas", overlap="overlap"),
     Case("gemma", "zbv", "2 replicas", overlap="overlap", branches="branches"),
+    # Streams in parts: kept or gathered again, with dropout by position.
+    Case("gpt3", tensor="chunks", rows="data", accumulation="accumulation"),
+    Case("gemma", "interleaved", "2 replicas", tensor="chunks", remat="selective"),
+    # Passes that share a branch, where the last stage reads what its own tick made too.
+    Case("gpt3", "1f1b", "2 stages", tensor="sequence", branches="joint", hop_ticks=2),
+    Case("gemma", "interleaved", "2 replicas", tensor="tensor", branches="joint"),
     # Windows across keys that are gathered, also when a layer is computed again.
     Case("gemma", context="all_gather", remat="full"),
 )

@@ -27,6 +27,7 @@ def step_plan_on(
     *,
     remat: Remat = "none",
     sequence_parallel: bool = False,
+    chunks: int = 1,
     context_method: ContextMethod = "ring",
     zero_stage: int = 1,
     shard_across_sites: bool = False,
@@ -40,7 +41,9 @@ def step_plan_on(
     ranks = math.prod(sizes[axis] for axis in ("dc", "data", "expert"))
     layout = Layout.model_construct(
         mesh=MeshSettings.model_construct(**sizes),
-        parallelism=ParallelismSettings(sequence=sequence_parallel, context_method=context_method),
+        parallelism=ParallelismSettings(
+            sequence=sequence_parallel, chunks=chunks, context_method=context_method
+        ),
         dc=DcSettings(role=dc_role),
         zero=ZeroSettings.model_construct(
             stage=zero_stage,

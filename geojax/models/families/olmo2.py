@@ -1,5 +1,6 @@
 """OLMo 2: norms behind the blocks alone, and norms of all heads' queries and keys together."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import jax
@@ -21,7 +22,7 @@ from geojax.models.families.llama import (
     SWIGLU,
 )
 from geojax.models.huggingface.family import ConfigKey, Family, TensorRule
-from geojax.models.layers import Norm, enter
+from geojax.models.layers import Norm
 from geojax.models.parallel.tensor import TP_COPIED
 from geojax.models.rotary import rotate
 from geojax.models.self_attention import Attention, RotaryTable
@@ -68,18 +69,16 @@ class WholeNormAttention(Attention):
         self.key_norm = WholeNorm(heads * width, config, compute, heads)
 
     def project(
-        self, normed: jax.Array, rotary: RotaryTable | None, context: LayerContext
+        self, normed: Sequence[jax.Array], rotary: RotaryTable | None, context: LayerContext
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """See `SelfAttention.project`."""
         assert rotary is not None, "positions are rotary"
-        entered, (query, key, value) = enter(normed, (self.query, self.key, self.value))
-        made = (
-            self.query_norm(query(entered, context)),
-            self.key_norm(key(entered, context)),
-            value(entered, context),
+        layers = (self.query, self.key, self.value)
+        query, key, values = self.entered_products(normed, layers, context)
+        queries, keys, values = (
+            each.reshape(*each.shape[:2], -1, self.config.head_dim)
+            for each in (self.query_norm(query), self.key_norm(key), values)
         )
-        shape = (*entered.shape[:2], -1, self.config.head_dim)
-        queries, keys, values = (each.reshape(shape) for each in made)
         return rotate(queries, rotary), rotate(keys, rotary), values
 
 

@@ -94,7 +94,7 @@ class MoE(nnx.Module):
     def _shared(self, x: jax.Array, context: LayerContext) -> jax.Array:
         """Apply this rank's part of the shared experts, which side by side are one dense block."""
         shared = self.shared_experts
-        return shared.down.product(shared.middle(shared.first, x, context), context)
+        return shared.down.products(shared.middle((x,), context), context)[0]
 
     def _travel(
         self, experts: Parameters, normed: jax.Array, routing: Routing, context: LayerContext

@@ -90,8 +90,17 @@ def _unshared(config: ModelConfig, ranks: int) -> str | None:
 def _sequence_unsupported_reason(parallelism: Parallelism, sequence: int) -> str | None:
     """Say why `tensor` cannot shard the positions of the residual stream; None: it can."""
     ranks = parallelism.context * parallelism.tensor
-    if not parallelism.sequence or sequence % ranks == 0:
+    if not parallelism.sequence:
         return None
+    if sequence % ranks == 0:
+        positions, chunks = sequence // ranks, parallelism.chunks
+        if positions % chunks == 0:
+            return None
+        fitting = [size for size in (1, 2, 4, 8) if positions % size == 0]
+        return (
+            f"parallelism.chunks={chunks} divides the {positions} positions that a rank of tensor "
+            f"holds, and they are not a multiple of it; {_either(fitting)} would work"
+        )
     multiple = math.lcm(ranks, position_multiple(parallelism))
     below = sequence // multiple * multiple
     context = f" of each of {parallelism.context} context ranks" if parallelism.context > 1 else ""

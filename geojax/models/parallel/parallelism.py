@@ -28,6 +28,10 @@ class Parallelism:
     norms, dropout and residual stream (Korthikanti et al. 2022, "Reducing Activation Recomputation
     in Large Transformer Models")."""
 
+    chunks: int = 1
+    """Parts of a rank's positions that enter and leave the products of `tensor` one after another,
+    with sequence parallelism: one travels while another is multiplied."""
+
     context: int = 1
     """Ranks that share one sequence everywhere (context parallelism)."""
 

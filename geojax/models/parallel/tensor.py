@@ -22,17 +22,28 @@ byte. A block enters and leaves the region once. With a stream of n = B * S * H 
 t ranks, its forward and backward send 4 (t - 1) / t n. Sums are in the dtype of the stream, as
 Megatron's are.
 
+With `chunks` a rank's positions enter and leave in parts, so that one travels while another is
+multiplied. A part inside the region has the positions of that part of every rank:
+
+    tensor = 2, chunks = 2: rank 0 holds 0 1 2 3, rank 1 holds 4 5 6 7
+      part 0 inside the region: 0 1 4 5      part 1: 2 3 6 7
+
 The backward pass is JAX's own transposition: a value that does not vary over `tensor` has a
 gradient that does not, so the cast to varying is what sums it.
 
 Shapes: B batch, S sequence, H hidden.
 """
 
+import functools
+from collections.abc import Callable, Sequence
+
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from geojax.collectives.axes import vary_over, varying_axes
+from geojax.collectives.order import in_turn
 from geojax.models.parallel.parallelism import Parallelism
 
 TP_COPIED = "tensor_parallel_entered"
@@ -80,6 +91,70 @@ def reduce_from_tp_region(x: jax.Array, parallelism: Parallelism) -> jax.Array:
     return checkpoint_name(lax.psum(x, "tensor"), TP_REDUCED)
 
 
+def enter_in_parts(
+    parts: Sequence[jax.Array], parallelism: Parallelism, *, at_once: bool
+) -> tuple[jax.Array, ...]:
+    """Copy parts of the stream to all ranks of `tensor`, as `copy_to_tp_region` does.
+
+    `at_once` says that the parts are there at the same time, and is a matter of order alone.
+    """
+    if len(parts) == 1:
+        return (copy_to_tp_region(parts[0], parallelism),)
+    made = _gathers[at_once](tuple(parts))
+    return tuple(checkpoint_name(each, TP_COPIED) for each in made)
+
+
+def leave_in_parts(
+    parts: Sequence[jax.Array], parallelism: Parallelism, *, at_once: bool
+) -> tuple[jax.Array, ...]:
+    """Sum parts over `tensor`, as `reduce_from_tp_region` does.
+
+    `at_once` says that the cotangents of the results are there at the same time.
+    """
+    if len(parts) == 1:
+        return (reduce_from_tp_region(parts[0], parallelism),)
+    made = _scatters[at_once](tuple(parts))
+    return tuple(checkpoint_name(each, TP_REDUCED) for each in made)
+
+
+def _gather(x: jax.Array) -> jax.Array:
+    return lax.all_gather(x, "tensor", axis=1, tiled=True)
+
+
+def _scatter(x: jax.Array) -> jax.Array:
+    return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
+
+
+_Parts = tuple[jax.Array, ...]
+_Collective = Callable[[Sequence[jax.Array]], _Parts]
+
+
+def _transposed(collective: _Collective, transpose: _Collective) -> _Collective:
+    """Return a collective whose derivative is another, in an order of its own."""
+    made = jax.custom_vjp(collective)
+    made.defvjp(
+        lambda parts: (collective(parts), None), lambda _, cotangents: (transpose(cotangents),)
+    )
+    return made
+
+
+def gather_parts(parts: Sequence[jax.Array], *, at_once: bool) -> _Parts:
+    """Gather each part of the stream from all ranks of `tensor`; see `enter_in_parts`."""
+    if not at_once:  # parts that come one by one are in order already
+        return tuple(map(_gather, parts))
+    return in_turn(_gather, parts, made_together=True)
+
+
+def scatter_parts(parts: Sequence[jax.Array]) -> _Parts:
+    """Sum each part over `tensor`, and scatter its positions."""
+    return in_turn(_scatter, parts, made_together=False)
+
+
+_gathers_of = [functools.partial(gather_parts, at_once=each) for each in (False, True)]
+_gathers = [_transposed(each, scatter_parts) for each in _gathers_of]
+_scatters = [_transposed(scatter_parts, each) for each in _gathers_of]
+
+
 def stream_positions(x: jax.Array, parallelism: Parallelism, *, dim: int) -> jax.Array:
     """Slice the positions of this rank's residual stream out of dim `dim` of `x`.
 
@@ -89,3 +164,39 @@ def stream_positions(x: jax.Array, parallelism: Parallelism, *, dim: int) -> jax
         return x
     size = x.shape[dim] // parallelism.tensor
     return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * size, size, dim)
+
+
+def split_stream(x: jax.Array, parallelism: Parallelism, *, dim: int = 1) -> tuple[jax.Array, ...]:
+    """Split dim `dim` of the stream `x`, a rank's positions, into `parallelism.chunks` parts."""
+    if parallelism.chunks == 1:
+        return (x,)
+    return tuple(jnp.split(x, parallelism.chunks, axis=dim))
+
+
+def join_stream(parts: Sequence[jax.Array]) -> jax.Array:
+    """Join the parts [B, S, H] of a stream; inverts `split_stream`."""
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+
+def split_positions(x: jax.Array, parallelism: Parallelism) -> tuple[jax.Array, ...]:
+    """Split all positions [B, S, ...] of a region into its parts [B, S / chunks, ...]."""
+    count = parallelism.chunks
+    if count == 1:
+        return (x,)
+    batch, positions, *rest = x.shape
+    by_part = x.reshape(batch, parallelism.tensor, count, -1, *rest)
+    return tuple(
+        by_part[:, :, part].reshape(batch, positions // count, *rest) for part in range(count)
+    )
+
+
+def join_positions(parts: Sequence[jax.Array], ranks: int) -> jax.Array:
+    """Join the parts of a region to all positions in their order; inverts `split_positions`.
+
+    `ranks` is the number of ranks of `tensor`.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    batch, positions, *rest = parts[0].shape
+    by_rank = [each.reshape(batch, ranks, -1, *rest) for each in parts]
+    return jnp.stack(by_rank, axis=2).reshape(batch, len(parts) * positions, *rest)

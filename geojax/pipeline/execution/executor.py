@@ -18,7 +18,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -81,6 +81,10 @@ class _State(NamedTuple):
     balance: jax.Array | None
     sums: StageWeights
     """The gradients so far."""
+
+
+_Pass = Callable[[_State], tuple[_State, jax.Array]]
+"""From the state before an action to that after it, and to the stream or cotangent that it made."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -305,12 +309,7 @@ class _Run:
             for number in form.channels
             if channels[number].delayed
         }
-        made = {}
-        if Kind.FORWARD in form.kinds:
-            state, made["F"] = self._forward(state, tick_row, [state.loss, *arrived.values()])
-        if Kind.BACKWARD in form.kinds:
-            tokens = [state.loss, *arrived.values(), *made.values()]
-            state, made["B"] = self._backward(state, tick_row, tokens)
+        state, made = self._passes(form, state, tick_row, list(arrived.values()))
         if Kind.WEIGHT in form.kinds:
             state = self._weight_gradients(
                 state, tick_row, [state.loss, *arrived.values(), *made.values()]
@@ -340,10 +339,40 @@ class _Run:
     def _send(self, number: int, stream: jax.Array) -> jax.Array:
         return lax.ppermute(stream, self._axes, self._program.channels[number].pairs)
 
-    def _forward(
-        self, state: _State, tick_row: TickRow, before: list[jax.Array]
-    ) -> tuple[_State, jax.Array]:
-        """Run a chunk forwards, if the tick has one for this stage: the state, and the stream."""
+    def _passes(
+        self, form: TickForm, state: _State, tick_row: TickRow, arrived: list[jax.Array]
+    ) -> tuple[_State, dict[str, jax.Array]]:
+        """Run the forward and the backward that a tick has for this stage, and what they made."""
+
+        def one_by_one(state: _State) -> tuple[_State, dict[str, jax.Array]]:
+            made: dict[str, jax.Array] = {}
+            if Kind.FORWARD in form.kinds:
+                valid, do = self._forward(tick_row, [state.loss, *arrived])
+                state, made["F"] = self._maybe(valid, do, state)
+            if Kind.BACKWARD in form.kinds:
+                valid, do = self._backward(tick_row, [state.loss, *arrived, *made.values()])
+                state, made["B"] = self._maybe(valid, do, state)
+            return state, made
+
+        def jointly(state: _State) -> tuple[_State, dict[str, jax.Array]]:
+            tokens = [state.loss, *arrived]
+            before, (state, cotangent) = state, self._backward(tick_row, tokens)[1](state)
+            # The forward's results are written when the backward has read its own; until then it
+            # waits for nothing of the backward.
+            state, cotangent = barrier((state, cotangent))
+            state = state._replace(inputs=before.inputs, balance=before.balance)
+            state, stream = self._forward(tick_row, [*tokens, cotangent])[1](state)
+            state = jax.tree.map(typed_like, state, before)
+            return state, {"F": self._layers.typed(stream), "B": self._layers.typed(cotangent)}
+
+        if not (self._program.joint and {Kind.FORWARD, Kind.BACKWARD} <= set(form.kinds)):
+            return one_by_one(state)
+        made: tuple[_State, dict[str, jax.Array]]
+        made = lax.cond(tick_row["joint"] == 1, jointly, one_by_one, state)
+        return made
+
+    def _forward(self, tick_row: TickRow, before: list[jax.Array]) -> tuple[jax.Array, _Pass]:
+        """Return whether the tick has a forward for this stage, and what runs it."""
         valid = tick_row["F.microbatch"] != NOTHING
         microbatch, context, tick_row = self._begin(Kind.FORWARD, tick_row, before)
 
@@ -369,12 +398,10 @@ class _Run:
                 inputs = put(inputs, x, slot)
             return state._replace(inputs=inputs, cotangents=cotangents), x
 
-        return self._maybe(valid, do, state)
+        return valid, do
 
-    def _backward(
-        self, state: _State, tick_row: TickRow, before: list[jax.Array]
-    ) -> tuple[_State, jax.Array]:
-        """Run a chunk backwards, if the tick has one for this stage: state and cotangent."""
+    def _backward(self, tick_row: TickRow, before: list[jax.Array]) -> tuple[jax.Array, _Pass]:
+        """Return whether the tick has a backward for this stage, and what runs it."""
         valid = tick_row["B.microbatch"] != NOTHING
         microbatch, context, tick_row = self._begin(Kind.BACKWARD, tick_row, before)
 
@@ -410,7 +437,7 @@ class _Run:
             state = state._replace(cotangents=cotangents, rings=rings, loss=loss, sums=sums)
             return state, cotangent
 
-        return self._maybe(valid, do, state)
+        return valid, do
 
     def _head(
         self, x: jax.Array, loss: jax.Array, sums: Any, microbatch: Microbatch
@@ -458,7 +485,7 @@ class _Run:
     def _microbatch(self, number: jax.Array) -> Microbatch:
         return layer_slice(self._microbatches, jnp.maximum(number, 0))
 
-    def _maybe(self, valid: jax.Array, do: Any, state: _State) -> tuple[_State, jax.Array]:
+    def _maybe(self, valid: jax.Array, do: _Pass, state: _State) -> tuple[_State, jax.Array]:
         """Run `do` if there is something to do; without branches, in any case."""
 
         def typed(state: _State) -> tuple[_State, jax.Array]:

@@ -107,29 +107,38 @@ class TickProgram:
     ticks: TickTable
     branch_free: bool
     """Stages without work compute on whatever lies in a slot that they may overwrite."""
+    joint: bool
+    """A forward and a backward of one stage in one tick, neither of which reads what the other
+    makes, are one branch: each computes while the other's messages travel."""
     columns: Mapping[str, np.ndarray]
     """int32 [ticks, stages] each; `NOTHING` where there is none. For each kind k of action:
     `k.microbatch`; `k.chunk` (its number on the stage); `k.input` (the slot that it reads);
     `k.output` (the slot on the same stage that its result goes to, of the next chunk or of the
     head), `k.first` and `k.last` (1 where it is the model's first or last chunk). And
-    `channel.N`: the slot of what arrives."""
+    `channel.N`: the slot of what arrives; with `joint` also `joint`: 1 where a stage has both."""
     channels: tuple[Channel, ...]
     segments: tuple[Segment, ...]
     slots: Mapping[str, int]
     """The number of slots of each ring."""
 
     @classmethod
-    def of(cls, ticks: TickTable, *, branch_free: bool) -> "TickProgram":
-        """Make the program of a table; without branches, its backwards must not be split."""
+    def of(cls, ticks: TickTable, *, branch_free: bool, joint: bool = False) -> "TickProgram":
+        """Make the program of a table; without branches, its backwards must not be split.
+
+        With branches and whole backwards it may be `joint`.
+        """
+        assert not (joint and (branch_free or ticks.schedule.split_backward)), (
+            "a forward and a whole backward are one branch"
+        )
         assert not (branch_free and ticks.schedule.split_backward), (
             "a split backward must have branches: its ticks have three units"
         )
-        return _Builder(ticks, branch_free).build()
+        return _Builder(ticks, branch_free, joint).build()
 
 
 class _Builder:
-    def __init__(self, ticks: TickTable, branch_free: bool):
-        self._table, self._branch_free = ticks, branch_free
+    def __init__(self, ticks: TickTable, branch_free: bool, joint: bool):
+        self._table, self._branch_free, self._joint = ticks, branch_free, joint
         schedule = ticks.schedule
         self._placement = schedule.placement
         self._stage_of = self._placement.stage_of
@@ -148,10 +157,26 @@ class _Builder:
             "inputs": self._assign_slots(self._inputs()),
             "cotangents": self._assign_slots(self._cotangents()),
         }
-        columns = {name: _read_only(column) for name, column in self._columns.items()}
+        segments = self._segments()
+        if self._joint:
+            self._columns["joint"] = self._independent().astype(np.int32)
         return TickProgram(
-            self._table, self._branch_free, columns, self._channels, self._segments(), slots
+            self._table,
+            self._branch_free,
+            self._joint,
+            {name: _read_only(column) for name, column in self._columns.items()},
+            self._channels,
+            segments,
+            slots,
         )
+
+    def _independent(self) -> np.ndarray:
+        """Return where a stage has a forward, and a backward that does not read what that makes."""
+        columns = self._columns
+        both = (columns["F.microbatch"] != NOTHING) & (columns["B.microbatch"] != NOTHING)
+        output = columns.get("F.output", np.full_like(columns["F.last"], NOTHING))
+        reads = (columns["F.last"] == 1) & (output == columns["B.input"])
+        return both & ~reads
 
     def _describe(self, tick: int, stage: int, action: Action) -> None:
         kind, last = action.kind.value, self._placement.chunks - 1

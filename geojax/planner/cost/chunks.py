@@ -17,7 +17,14 @@ from geojax.planner.cost.layer_bytes import layer_bytes
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.pipeline import ChosenBy
+from geojax.planner.cost.tensor_overlap import joint_share, orders_collectives
+from geojax.precision import policy
 from geojax.topology import Topology
+
+_CHUNKS = (2, 4)
+"""Numbers of parts of the stream that are compared with one."""
+
+_LEAST_GAIN = 0.01
 
 SPLIT_SURCHARGE = 0.08
 """The share by which the halves of a split backward take longer than the whole, where it was not
@@ -54,6 +61,7 @@ def site_pieces(
     execution: Execution,
 ) -> tuple[SitePieces, ...]:
     """Return the work of a microbatch in each site of the topology."""
+    layout = with_tensor_chunks(model, layout, topology, calibration, execution)
     made = []
     for index, site in enumerate(topology.sites):
         own = layout.of_site(index)
@@ -75,6 +83,43 @@ def site_pieces(
             )
         )
     return tuple(made)
+
+
+def with_tensor_chunks(
+    model: AnyModel,
+    layout: LayoutCandidate,
+    topology: Topology,
+    calibration: Calibration,
+    execution: Execution,
+) -> LayoutCandidate:
+    """Return the layout with the `parallelism.chunks` that it leaves to "auto", if it is not 1.
+
+    More parts must save a layer `_LEAST_GAIN` of its time.
+    """
+    positions = layout.batch.sequence_length // (layout.mesh.context * layout.mesh.tensor)
+    times = LayerTimes(model, layout, topology.sites[0], calibration, execution)
+    if (
+        layout.parallelism.chunks != "auto"
+        or layout.mesh.tensor == 1
+        or calibration.stage_times is not None
+        or policy(layout.precision).recipe is not None
+        or not orders_collectives(times)
+        or joint_share(times) > 0
+    ):
+        return layout
+    networks = SiteNetworks(times.site, layout.of_site(0).mesh_sizes, calibration)
+
+    def in_parts(chunks: int) -> tuple[float, LayoutCandidate]:
+        made = layout.changed(parallelism={"chunks": chunks})
+        own = dataclasses.replace(times, layout=made)
+        work = tuple(own.layer())
+        attention = next(piece for piece in work if piece.name == "attention")
+        pieces = (*work, *layer_collectives(own, networks, attention))
+        return sum(piece.exposed for piece in pieces), made
+
+    tried = [in_parts(chunks) for chunks in (1, *_CHUNKS) if positions % chunks == 0]
+    least, best = min(tried, key=lambda found: found[0])
+    return best if least <= (1 - _LEAST_GAIN) * tried[0][0] else layout
 
 
 def _measured(times: LayerTimes, networks: SiteNetworks, measured: StageTimes) -> SitePieces:

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.chunk.remat import Remat
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.pipeline.registry import schedule_entry
 from geojax.planner.cost.layer import LayerTimes, Piece
-from geojax.planner.cost.networks import RankNetwork, SiteNetworks
+from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.own_layer import layer_of_rank
+from geojax.planner.cost.tensor_overlap import Beside, beside_products, joint_share
 from geojax.planner.traffic.context import predicted_context_bytes
 from geojax.planner.traffic.moe import predicted_expert_bytes
 from geojax.planner.traffic.tensor import predicted_tensor_bytes
 from geojax.precision import policy
-from geojax.runtime.platform import GPU, platform_of_accelerator
+from geojax.runtime.platform import GPU
 
 _REGIONS = 2
 """Pairs of collectives over `tensor` in a layer's forward."""
@@ -79,43 +79,25 @@ def _tensor(times: LayerTimes, networks: SiteNetworks, *, layers: int) -> Piece:
     sent = _tensor_bytes(times.model, layout.model_parallelism, size, dtype, layout.remat, layers)
     plain = _tensor_bytes(times.model, layout.model_parallelism, size, dtype, "none", layers)
     forward, backward = plain / 2, sent - plain / 2
-    messages = 2 * _REGIONS if layers else 2
-    beside = _beside_gradients(times, network, plain) if layers else 0.0
+    messages = 2 * _REGIONS * times.chunks if layers else 2
+    beside = beside_products(times, network, plain / (4 * _REGIONS)) if layers else Beside()
     pieces = layout.mesh.tensor if times.execution.pipelined_tensor else 1
     took = [network.seconds(each, messages) for each in (forward, backward)]
+    exposed = [took[0] / pieces - beside.forward, took[1] / pieces - beside.backward]
+    if layers and (joint := joint_share(times)):
+        first = network.seconds(plain / (4 * _REGIONS), 1)
+        exposed = [(1 - joint) * each + joint * min(each, first) for each in exposed]
     return Piece(
         "tensor collectives",
         "predicted bytes over NVLink's bandwidth and steps of its ring "
         "(geojax.planner.traffic.tensor)",
-        took[0] / pieces,
-        took[1] / pieces - beside,
-        hidden=sum(took) * (1 - 1 / pieces) + beside,
+        exposed[0],
+        exposed[1],
+        hidden=sum(took) - sum(exposed),
         bytes=sent,
         messages=2 * messages * network.steps,
         network=network.network,
     )
-
-
-def _beside_gradients(times: LayerTimes, network: RankNetwork, plain: float) -> float:
-    """Time what the scatters of a layer's input gradients travel beside the weights' gradients.
-
-    With sequence parallelism a region's backward scatters the gradient of its input, a quarter of
-    all `plain` bytes for both regions. Those of the weights that read it are computed meanwhile
-    (`geojax.models.layers.enter`), unless they are frozen or left for later.
-    """
-    layout = times.layout
-    splits = layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward
-    if not (times.execution.gradients_last and layout.parallelism.sequence) or (
-        splits or times.frozen or platform_of_accelerator(times.site.accelerator) is not GPU
-    ):
-        return 0.0
-    regions = ("qkv",) if times.model.is_moe else ("qkv", "up")
-    scatter = network.seconds(plain / 4 / _REGIONS, 1)
-    gradients = [
-        sum(times.gradient_seconds(each) for each in times.products() if each.part == region)
-        for region in regions
-    ]
-    return sum(min(scatter, own) for own in gradients)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -152,6 +152,8 @@ class LayerTimes:
             yield self._casts()
         if self.frozen:
             yield self._adapters()
+        if self.chunks > 1:
+            yield self._copies()
         yield self._sums()
 
     def products(self) -> list[Product]:
@@ -234,9 +236,9 @@ class LayerTimes:
         forward = backward = weight = 0.0
         for each in self.products():
             rows, columns, inner = each.rows, each.columns, each.inner
-            once = each.count * rate.seconds(rows, columns, inner)
+            once, parts = self.seconds(each), self._parts_of(each)
             forward += once
-            backward += each.count * rate.seconds(rows, inner, columns)
+            backward += each.count * parts * rate.seconds(rows / parts, inner, columns)
             backward += once if self.again(each.part) else 0.0
             weight += self.gradient_seconds(each)
         return Piece(
@@ -247,6 +249,26 @@ class LayerTimes:
             backward,
             0.0 if self.frozen else weight,
         )
+
+    @property
+    def chunks(self) -> int:
+        """Parts of the stream that enter and leave the products of ranks of `tensor` in turn.
+
+        Experts take all tokens at once, and latents are so few that they travel together.
+        """
+        model = self.model
+        whole = isinstance(model, OwnModel) or model.is_moe or model.has_latent_attention
+        return 1 if whole else self.layout.model_parallelism.chunks
+
+    def _parts_of(self, product: Product) -> int:
+        return self.chunks if product.part in ("qkv", "out", "up", "down") else 1
+
+    def seconds(self, product: Product) -> float:
+        """Time the products that one stands for, forwards and in all parts."""
+        parts = self._parts_of(product)
+        rows = product.rows / parts
+        once = self.rate(linear=True).seconds(rows, product.columns, product.inner)
+        return product.count * parts * once
 
     def gradient_seconds(self, product: Product) -> float:
         """Time the products that make the gradient of a product's weights."""
@@ -396,6 +418,33 @@ class LayerTimes:
             moved * inputs / self.bytes_per_second,
             moved * outputs / self.bytes_per_second,
             bytes=moved * (inputs + outputs),
+        )
+
+    def _copies(self) -> Piece:
+        """Time the copies that put parts together, each of which reads and writes.
+
+        Forwards they are queries, keys, values and what attention made. Backwards their gradients
+        are; and for the gradients of weights both factors, but for the streams that enter, which
+        are gathered whole (`geojax.models.parallel.entered_products`).
+        """
+        width = {
+            region: sum(
+                each.count * (each.inner if region in ("out", "down") else each.columns)
+                for each in self.products()
+                if each.part == region
+            )
+            for region in ("qkv", "out", "up", "down")
+        }
+        around = width["qkv"] + width["out"]
+        leaving = width["out"] + width["down"] + 2 * self.model.hidden_size
+        forward, back = self.tokens * around, self.tokens * (around + width["up"] + leaving)
+        moved = 2 * self.itemsize / self.bytes_per_second
+        return Piece(
+            "parts put together",
+            "bytes through memory over its bandwidth",
+            moved * forward,
+            moved * back,
+            bytes=2 * self.itemsize * (forward + back),
         )
 
     def _sums(self) -> Piece:

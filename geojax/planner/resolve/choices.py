@@ -8,10 +8,15 @@ from jax.sharding import Mesh
 
 from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
+from geojax.errors import UserError
 from geojax.models import AnyModel
 from geojax.planner.buckets import CHOSEN
+from geojax.planner.cost.calibration import Calibration
+from geojax.planner.cost.chunks import with_tensor_chunks
+from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.resolve.link_plan import with_buckets
 from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, within_memory
+from geojax.planner.resolve.run_layout import layout_of_run
 from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.runtime.platform import GPU, platform_of
 from geojax.step.config_plan import plan_of_layout
@@ -32,11 +37,29 @@ def resolved_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     if staged is not None:
         layout = with_layers(layout, staged.layers_per_chunk)
         ticks = choose_hop_ticks(config, staged).table
+    chunks = chunks_of_run(config) if platform_of(mesh) is GPU else 1
+    layout = layout.changed(parallelism={"chunks": chunks})
     plan = plan_of_layout(config, layout, mesh, ticks)
     plan = with_buckets(config, within_memory(config, plan))
     layout = settled_layout(plan)
     layout = layout.changed(scan_layers=scans_layers(layout, config.model, mesh))
     return dataclasses.replace(plan, layout=layout)
+
+
+def chunks_of_run(config: RunConfig) -> int:
+    """Return the parts in which the streams of a run's layers enter and leave `tensor`."""
+    given, topology = config.parallelism.chunks, config.load_topology()
+    if given != "auto":
+        return given
+    if topology is None or config.simulate_devices is not None:
+        return 1
+    try:
+        layout = with_tensor_chunks(
+            config.model, layout_of_run(config), topology, Calibration(), GEOJAX
+        )
+    except UserError:  # a peak or a link is not known
+        return 1
+    return layout.model_parallelism.chunks
 
 
 def scans_layers(layout: Layout, model: AnyModel, mesh: Mesh) -> bool:

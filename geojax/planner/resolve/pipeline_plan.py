@@ -173,7 +173,8 @@ def within_memory(config: RunConfig, plan: StepPlan) -> StepPlan:
     layer = step_pieces(config.model, plan, batch).held
     table = _within_bytes(config, staged, program.ticks, layer)
     return dataclasses.replace(
-        plan, tick_program=TickProgram.of(table, branch_free=program.branch_free)
+        plan,
+        tick_program=TickProgram.of(table, branch_free=program.branch_free, joint=program.joint),
     )
 
 

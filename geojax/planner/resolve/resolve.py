@@ -13,7 +13,7 @@ from geojax.mesh import make_mesh
 from geojax.models.flops import model_flops
 from geojax.planner.memory import TracedStep
 from geojax.planner.resolve.changed_links import planned_for
-from geojax.planner.resolve.choices import resolved_plan, settled
+from geojax.planner.resolve.choices import chunks_of_run, resolved_plan, settled
 from geojax.planner.resolve.link_plan import link_lines
 from geojax.planner.resolve.pipeline_plan import costs_of_stages
 from geojax.planner.resolve.preflight import Preflight, preflight
@@ -96,19 +96,20 @@ def _program(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
 
 def _islands(config: RunConfig, sites: Sequence[Devices]) -> _Made:
     """Resolve the step of sites with runtimes of their own."""
+    layout = config.layout.changed(parallelism={"chunks": chunks_of_run(config)})
     staged = chosen_layers(config)
     if staged is None:
         by_kind = {
             kind: site_work(config, accelerator_of(own[0])) for kind, own in _by_kind(sites).items()
         }
         works = tuple(by_kind[own[0].device_kind] for own in sites)
-        return _Made(_settled(config.layout, max(works[0].layers)), None, works, [], None)
+        return _Made(_settled(layout, max(works[0].layers)), None, works, [], None)
     notes = []
     try:
         costs_of_stages(config)
     except UserError as unknown:
         notes = [f"pipeline over dc: made without times: {unknown.problem}"]
-    layout = _settled(with_layers(config.layout, staged.layers_per_chunk), 1)
+    layout = _settled(with_layers(layout, staged.layers_per_chunk), 1)
     return _Made(layout, PipelineOrder.of(event_schedule(config)), (), notes, None)
 
 

@@ -14,7 +14,9 @@ def planned_layout(config: RunConfig, plan: StepPlan) -> LayoutCandidate:
     """Return the layout of `config` with the layers and buckets that its step `plan` has."""
     layers = plan.staged_layers.layers_per_chunk if plan.staged_layers else None
     buckets = {name: getattr(plan, name) for name in CHOSEN}
-    return LayoutCandidate.of(config).changed(pipeline={"layers": layers}, communication=buckets)
+    return LayoutCandidate.of(config).changed(
+        pipeline={"layers": layers}, communication=buckets, parallelism=plan.layout.parallelism
+    )
 
 
 def layout_of_run(config: RunConfig) -> LayoutCandidate:

@@ -1,0 +1,103 @@
+"""Collectives over `tensor` beside products: what of a layer's travels unseen.
+
+With sequence parallelism and on GPUs the program orders them. A layer in two parts, time to the
+right; what has no product below it waits:
+
+    collectives   G1 G2 . S1 S2 G1 G2 S1 S2        G gathers and S scatters a part
+    products         q1 q2 a o1 o2 .  f1 f2        queries, attention, output, feed-forward
+
+Around attention the first gathers wait in any number of parts, since its products are short. The
+backward does the same in the other direction, and its last scatters travel beside the gradients of
+weights.
+
+Where a stage's forward and backward of one tick are one branch (`has_joint_ticks`), all travels
+beside the products of the other pass, but for the first gather of either. A test holds these shares
+to programs compiled for GPUs.
+"""
+
+import math
+from typing import NamedTuple
+
+from geojax.pipeline.registry import schedule_entry
+from geojax.planner.cost.layer import LayerTimes
+from geojax.planner.cost.networks import RankNetwork
+from geojax.runtime.platform import GPU, platform_of_accelerator
+from geojax.step.stage_layers import has_joint_ticks
+
+
+class Beside(NamedTuple):
+    """Seconds of a layer's collectives over `tensor` that travel beside products."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+
+
+def beside_products(times: LayerTimes, network: RankNetwork, message: float) -> Beside:
+    """Time what travels beside the products of one layer.
+
+    Args:
+        times: the layer.
+        network: of the ranks of `tensor`.
+        message: bytes of a gather or a scatter of all positions.
+    """
+    if not orders_collectives(times):
+        return Beside()
+    chunks, weights = times.chunks, _weight_gradients(times)
+    whole, part = network.seconds(message, 1), network.seconds(message / chunks, 1)
+    last_scatters = sum(min(part, own) for own in weights)
+    if chunks == 1:
+        return Beside(backward=last_scatters)
+    more = chunks - 1
+    queries, output, up, down = (
+        sum(times.seconds(each) for each in times.products() if each.part == region) / chunks
+        for region in ("qkv", "out", "up", "down")
+    )
+    # All positions are gathered once more for the gradients of the feed-forward's first weights.
+    again = min(whole, more * (up + down)) if times.layout.remat == "selective" and weights else 0.0
+    return Beside(
+        min(part, queries) + more * (min(part, output) + min(2 * part, up + down)),
+        min(part, output)
+        + more * (min(part, up + down) + min(part, queries))
+        + (again + last_scatters),
+    )
+
+
+def joint_share(times: LayerTimes) -> float:
+    """Return the share of the passes of a layer that are in a tick with one of the other kind.
+
+    Before the first backward, and after the last forward, a pipeline of p stages and m microbatches
+    has ticks of one kind: p / m of either.
+    """
+    layout = times.layout
+    chunks = layout.placement.chunks
+    layers = layout.pipeline.layers
+    most = math.ceil(times.model.num_stacked_layers / chunks) if layers is None else max(layers)
+    platform = platform_of_accelerator(times.site.accelerator)
+    if not times.execution.gradients_last or not has_joint_ticks(layout, most, platform):
+        return 0.0
+    return max(0.0, 1 - layout.pipeline_stages / layout.batch.microbatches)
+
+
+def orders_collectives(times: LayerTimes) -> bool:
+    """Return True if the program orders the collectives over `tensor` of its layers itself."""
+    return (
+        times.execution.gradients_last
+        and times.layout.model_parallelism.sequence
+        and platform_of_accelerator(times.site.accelerator) is GPU
+    )
+
+
+def _weight_gradients(times: LayerTimes) -> list[float]:
+    """Time the gradients of the weights behind the entry of each region, where they come next.
+
+    They do not if the weights are frozen, or if a schedule leaves their gradients for later.
+    """
+    layout = times.layout
+    splits = layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward
+    if splits or times.frozen:
+        return []
+    regions = ("qkv",) if times.model.is_moe else ("qkv", "up")
+    return [
+        sum(times.gradient_seconds(each) for each in times.products() if each.part == region)
+        for region in regions
+    ]
