@@ -9,8 +9,8 @@ the convention of `geojax.hlo.conventions`.
             A permute whose pairs cross different axes is listed once for each set.
     loops   a collective in a while loop counts as often as the loop runs; as often as one iteration
             has it, marked as a least number, where that is data of the run.
-    cond    the collectives of the branch of a conditional that sends most count: an upper bound,
-            marked as conditional.
+    cond    over each set of axes the collectives of the branch of a conditional that sends most
+            count: an upper bound, marked as conditional.
 
 What compilers change (seen with JAX 0.10 and 0.12). XLA for CPUs sums and moves 16-bit floats as
 float32 (its passes all-reduce-promotion and float-normalization-bf16), so a bfloat16 wire shows
@@ -27,7 +27,7 @@ import collections
 import functools
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -254,6 +254,17 @@ def _read_traffic(text: str, mesh: Mesh | AbstractMesh, longest_loop: int | None
     return Traffic(sizes, tuple(found))
 
 
+def most_of(branches: Sequence[Sequence[Collective]]) -> Iterator[Collective]:
+    """Yield over each set of axes what the branch sends that sends most; of equals the first.
+
+    Args:
+        branches: the collectives of each branch of a conditional.
+    """
+    for axes in dict.fromkeys(each.axes for own in branches for each in own):
+        over_axes = ([each for each in own if each.axes == axes] for own in branches)
+        yield from max(over_axes, key=lambda own: sum(each.bytes_sent for each in own))
+
+
 class _Reader:
     """A walk through a module from its entry, the way it runs."""
 
@@ -322,9 +333,7 @@ class _Reader:
                 )
                 for name in called
             ]
-            if branches:
-                found = [max(found, key=lambda own: sum(each.bytes_sent for each in own))]
-            yield from itertools.chain.from_iterable(found)
+            yield from most_of(found) if branches else itertools.chain.from_iterable(found)
 
     def _holds_collectives(self, name: str) -> bool:
         computation = self._module.computations.get(name)

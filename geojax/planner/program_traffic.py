@@ -6,8 +6,8 @@ lowered program, by the same convention, and no device is touched. What nothing 
 
     scan    its collectives count as often as it runs
     while   likewise if the caller knows the longest loop; otherwise once, marked as a least number
-    cond    the collectives of the branch that sends most count: an upper bound, marked as
-            conditional
+    cond    over each set of axes the collectives of the branch that sends most count: an upper
+            bound, marked as conditional
 
 What compilers change afterwards: see `geojax.hlo.traffic`.
 """
@@ -17,7 +17,6 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Iterator
-from fractions import Fraction
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AbstractMesh, Mesh
 
 from geojax.hlo import Collective, Traffic
+from geojax.hlo.traffic import most_of
 
 _KINDS = {
     "psum": "all-reduce",
@@ -127,7 +127,7 @@ class _CollectiveWalk:
                 for branch in equation.params["branches"]
             ]
             # Of those that send as much, the one that is chosen if the predicate is true.
-            yield from max(reversed(of_branches), key=_bytes_sent)
+            yield from most_of(of_branches[::-1])
             return
         for called in jaxprs_in_params(equation.params):
             yield from self.collectives(_jaxpr_of(called), inside)
@@ -174,7 +174,3 @@ def _bytes(variable: Any) -> int:
     shape: tuple[int, ...] = variable.aval.shape
     itemsize: int = variable.aval.dtype.itemsize
     return math.prod(shape) * itemsize
-
-
-def _bytes_sent(collectives: Iterable[Collective]) -> Fraction:
-    return sum((each.bytes_sent for each in collectives), Fraction(0))

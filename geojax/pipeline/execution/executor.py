@@ -84,7 +84,8 @@ class _State(NamedTuple):
 
 
 _Pass = Callable[[_State], tuple[_State, jax.Array]]
-"""From the state before an action to that after it, and to the stream or cotangent that it made."""
+"""Function from the state before an action to that after it, and to what it made: a stream, or a
+cotangent."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -9,6 +9,7 @@ as many, half of them for the gradients of the weights, and again what the remat
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 import jax
 
@@ -70,6 +71,10 @@ class Product:
     count: float = 1
     inputs: float = 1
     """First factors that no other product has."""
+
+
+REGIONS = ("qkv", "out", "up", "down")
+"""The products of a dense layer by which its stream enters and leaves the ranks of `tensor`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +266,7 @@ class LayerTimes:
         return 1 if whole else self.layout.model_parallelism.chunks
 
     def _parts_of(self, product: Product) -> int:
-        return self.chunks if product.part in ("qkv", "out", "up", "down") else 1
+        return self.chunks if product.part in REGIONS else 1
 
     def seconds(self, product: Product) -> float:
         """Time the products that one stands for, forwards and in all parts."""
@@ -427,17 +432,16 @@ class LayerTimes:
         are; and for the gradients of weights both factors, but for the streams that enter, which
         are gathered whole (`geojax.models.parallel.entered_products`).
         """
-        width = {
-            region: sum(
-                each.count * (each.inner if region in ("out", "down") else each.columns)
-                for each in self.products()
-                if each.part == region
-            )
-            for region in ("qkv", "out", "up", "down")
-        }
-        around = width["qkv"] + width["out"]
-        leaving = width["out"] + width["down"] + 2 * self.model.hidden_size
-        forward, back = self.tokens * around, self.tokens * (around + width["up"] + leaving)
+
+        def width(part: str, size: Literal["inner", "columns"]) -> float:
+            own = (each for each in self.products() if each.part == part)
+            return sum(each.count * float(getattr(each, size)) for each in own)
+
+        entering = [width(part, "columns") for part in REGIONS[::2]]
+        leaving = [width(part, "inner") for part in REGIONS[1::2]]
+        around = entering[0] + leaving[0]
+        of_gradients = entering[1] + sum(leaving) + 2 * self.model.hidden_size
+        forward, back = self.tokens * around, self.tokens * (around + of_gradients)
         moved = 2 * self.itemsize / self.bytes_per_second
         return Piece(
             "parts put together",

@@ -19,7 +19,7 @@ import math
 from typing import NamedTuple
 
 from geojax.pipeline.registry import schedule_entry
-from geojax.planner.cost.layer import LayerTimes
+from geojax.planner.cost.layer import REGIONS, LayerTimes
 from geojax.planner.cost.networks import RankNetwork
 from geojax.runtime.platform import GPU, platform_of_accelerator
 from geojax.step.stage_layers import has_joint_ticks
@@ -50,7 +50,7 @@ def beside_products(times: LayerTimes, network: RankNetwork, message: float) -> 
     more = chunks - 1
     queries, output, up, down = (
         sum(times.seconds(each) for each in times.products() if each.part == region) / chunks
-        for region in ("qkv", "out", "up", "down")
+        for region in REGIONS
     )
     # All positions are gathered once more for the gradients of the feed-forward's first weights.
     again = min(whole, more * (up + down)) if times.layout.remat == "selective" and weights else 0.0
@@ -96,7 +96,7 @@ def _weight_gradients(times: LayerTimes) -> list[float]:
     splits = layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward
     if splits or times.frozen:
         return []
-    regions = ("qkv",) if times.model.is_moe else ("qkv", "up")
+    regions = REGIONS[:1] if times.model.is_moe else REGIONS[::2]
     return [
         sum(times.gradient_seconds(each) for each in times.products() if each.part == region)
         for region in regions

@@ -66,6 +66,11 @@ DIMENSIONS = (
     Dimension("virtual stages", ("pipeline.virtual_stages",)),
     Dimension("layers of a chunk", ("pipeline.layers",)),
     Dimension("tensor", ("mesh.tensor",)),
+    Dimension(
+        "parts of the stream",
+        ("parallelism.chunks",),
+        _always("by the time of a layer, as a run does"),
+    ),
     Dimension("context", ("mesh.context", "parallelism.context_method"), _context),
     Dimension("expert", ("mesh.expert",)),
     Dimension("data", ("mesh.data",)),

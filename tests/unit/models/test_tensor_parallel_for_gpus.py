@@ -1,13 +1,18 @@
-"""Compiled ahead of time for H100s, gradients over `tensor` travel beside weights' gradients."""
+"""Compiled ahead of time for H100s, what ranks of `tensor` send travels beside products."""
+
+import dataclasses
 
 import pytest
 from support.h100 import h100_devices, needs_cuda
 from support.plans import step_plan_on
 
+from geojax.hlo import collective_traffic
 from geojax.hlo.overlap import flights
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.pipeline import Placement, tick_table
+from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.collectives import layer_collectives
 from geojax.planner.cost.execution import GEOJAX
@@ -18,6 +23,7 @@ from geojax.precision import policy
 from geojax.runtime.compilation import without_compilation_cache
 from geojax.runtime.xla_flags import gpu_compiler_options
 from geojax.step.program import batch_shape, lower_step
+from geojax.step.stage_layers import StagedLayers
 from geojax.step.state import state_layouts
 from geojax.topology import Topology
 
@@ -25,24 +31,39 @@ LAYERS, TENSOR, SEQUENCE = 4, 8, 4096
 MODEL = ModelConfig.load("llama3-70b").replace(num_hidden_layers=LAYERS, vocab_size=4096)
 
 
-def compiled_flights(plan):
-    """What travels over `tensor` in the compiled step, of whole activations."""
+def compiled_step(plan, model=MODEL):
+    """The program of a step."""
     settings = OptimizerSettings()
     optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
-    layouts, batch = state_layouts(MODEL, optimizer, plan), batch_shape(1, SEQUENCE)
-    lowered = lower_step(layouts, MODEL, plan, optimizer, schedule, batch)
+    sequences = plan.layout.batch.microbatches
+    layouts, batch = state_layouts(model, optimizer, plan), batch_shape(sequences, SEQUENCE)
+    lowered = lower_step(layouts, model, plan, optimizer, schedule, batch)
     with without_compilation_cache():
-        program = lowered.compile(gpu_compiler_options() | (plan.compiler_options or {}))
-    return [
-        flight
-        for flight in flights(program, plan.mesh)
-        if flight.collective.axes == ("tensor",) and flight.collective.payload_bytes > 2**20
-    ]
+        return lowered.compile(gpu_compiler_options() | (plan.compiler_options or {}))
 
 
-def hidden_share_of_model(plan):
+def of_activations(collective):
+    """Whether ranks of `tensor` send activations, and not numbers of the loss."""
+    return collective.axes == ("tensor",) and collective.payload_bytes > 2**20
+
+
+def compiled_flights(program, plan):
+    """What travels over `tensor` and is awaited later, of activations."""
+    return [each for each in flights(program, plan.mesh) if of_activations(each.collective)]
+
+
+def share_beside_products(program, plan):
+    """The share of the bytes that are in flight while a product is computed."""
+    traffic = collective_traffic(program, plan.mesh).collectives
+    beside = (each.collective for each in compiled_flights(program, plan) if each.products)
+    sent = sum(each.bytes_sent for each in traffic if of_activations(each))
+    return float(sum(each.bytes_sent for each in beside) / sent)
+
+
+def hidden_share_of_model(plan, **batch):
     """The share of a layer's messages over `tensor` that the cost model hides."""
-    layout = LayoutCandidate.of(plan.layout.changed(batch={"sequence_length": SEQUENCE}))
+    batch = {"sequence_length": SEQUENCE} | batch
+    layout = LayoutCandidate.of(plan.layout.changed(batch=batch))
     site = Topology.load("two-h100-sites-2x8").sites[0]
     times = LayerTimes(MODEL, layout, site, Calibration(), GEOJAX)
     networks = SiteNetworks(site, layout.mesh_sizes, Calibration())
@@ -57,7 +78,7 @@ def hidden_share_of_model(plan):
 def test_input_gradients_are_scattered_while_weight_gradients_are_computed(precision, backend):
     mesh = make_mesh(tensor=TENSOR, devices=h100_devices(sites=1, hosts=1))
     plan = step_plan_on(mesh, policy(precision), sequence_parallel=True, fp8_backend=backend)
-    found = compiled_flights(plan)
+    found = compiled_flights(compiled_step(plan), plan)
 
     def executions(kind, beside):
         return sum(
@@ -72,3 +93,44 @@ def test_input_gradients_are_scattered_while_weight_gradients_are_computed(preci
     modelled = hidden_share_of_model(plan)
     assert modelled > 0.2
     assert modelled <= beside / messages + 0.05
+
+
+@needs_cuda
+def test_parts_of_the_stream_travel_while_others_are_multiplied():
+    mesh = make_mesh(tensor=TENSOR, devices=h100_devices(sites=1, hosts=1))
+    options = {"sequence_parallel": True, "remat": "selective", "chunks": 2}
+    plan = step_plan_on(mesh, policy("bf16"), **options)
+    program = compiled_step(plan)
+    of_part = SEQUENCE // 2 * MODEL.hidden_size * 2
+    scattered = [
+        each
+        for each in collective_traffic(program, plan.mesh).collectives
+        if each.kind == "reduce-scatter" and each.payload_bytes == of_part
+    ]
+    assert sum(each.executions for each in scattered) == 8 * LAYERS, "two of each region and pass"
+    modelled = hidden_share_of_model(plan)
+    assert modelled > 0.5
+    assert modelled <= share_beside_products(program, plan) + 0.05
+
+
+@needs_cuda
+def test_a_forward_and_a_backward_in_one_tick_hide_what_either_sends():
+    model = MODEL.replace(num_hidden_layers=2)
+    mesh = make_mesh(stage=2, tensor=TENSOR, devices=h100_devices(sites=1, hosts=2))
+    placement = Placement.linear(2)
+    plan = step_plan_on(
+        mesh,
+        policy("bf16"),
+        8,
+        sequence_parallel=True,
+        remat="selective",
+        staged_layers=StagedLayers(placement, (1, 1)),
+        tick_program=TickProgram.of(
+            tick_table("1f1b", placement, 8, [1]), branch_free=False, joint=True
+        ),
+    )
+    plan = dataclasses.replace(plan, layout=plan.layout.changed(pipeline={"schedule": "1f1b"}))
+    # Of fourteen messages of a tick embedding and head, in branches of their own, have four.
+    beside = share_beside_products(compiled_step(plan, model), plan) * 14 / 10
+    assert beside > 0.75
+    assert hidden_share_of_model(plan, microbatches=10**6, global_batch_size=10**6) <= beside + 0.05
