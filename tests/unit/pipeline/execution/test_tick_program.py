@@ -313,3 +313,23 @@ def test_columns_cannot_be_changed():
         assert column.dtype == np.int32
         with pytest.raises(ValueError, match="read-only"):
             column[0, 0] = 0
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_passes_are_joint_unless_the_backward_reads_what_the_forward_makes(schedule):
+    placement = Placement(2, (0, 1, 0, 1)) if schedule == "interleaved" else Placement.linear(2)
+    table = tick_table(schedule, placement, 4, (1,) * (placement.chunks - 1))
+    program = TickProgram.of(table, branch_free=False, joint=True)
+    actions = collections.defaultdict(dict)
+    for tick, stage, action in table.actions():
+        actions[tick, stage][action.kind] = action
+    both = {place: own for place, own in actions.items() if len(own) == 2}
+    assert both
+    joint = program.columns["joint"]
+    for place, own in both.items():
+        forward, backward = own[Kind.FORWARD], own[Kind.BACKWARD]
+        last = placement.chunks - 1
+        same = forward.microbatch == backward.microbatch and forward.chunk == last
+        assert joint[place] == (not (same and backward.chunk == last))
+    assert joint.sum() <= len(both)
+    assert (joint == 1).any()
