@@ -281,7 +281,7 @@ class FeedForward(nnx.Module):
     @property
     def first(self) -> Sequence[Linear]:
         """The layers that read the stream."""
-        return (self.up, self.gate) if self.config.gated else (self.up,)
+        return (self.gate, self.up) if self.config.gated else (self.up,)
 
     def middle(self, parts: Sequence[jax.Array], context: LayerContext | None) -> list[jax.Array]:
         """Compute the input [..., F] of the down projection from each part [..., H]."""
@@ -291,7 +291,7 @@ class FeedForward(nnx.Module):
         """Apply the activation to what `first` made of each part."""
         return [
             activate(up, gate[0] if gate else None, self.config)
-            for up, *gate in zip(*made, strict=True)
+            for *gate, up in zip(*made, strict=True)
         ]
 
 
