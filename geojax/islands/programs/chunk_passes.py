@@ -33,6 +33,7 @@ from geojax.models.chunk.layer_io import (
     StackedWeights,
     layer_slice,
 )
+from geojax.models.transformer import read_by_head
 from geojax.precision import attach_amax, detach_amax
 from geojax.sharding import LeafLayout
 from geojax.step.amax_history import prev_amax
@@ -126,7 +127,9 @@ class ChunkPasses:
         zero = jnp.zeros((), self._run(inputs).loss_dtype)
         zero = vary_over(zero, varying_axes(inputs.batch["loss_mask"]))
         first = {"embedding": own.first} if own.first else {}
-        of_non_layers = jax.eval_shape(lambda: tuple(map(self._as_summed, (first, own.last))))
+        of_non_layers = jax.eval_shape(
+            lambda: (self._as_summed(first), self._as_summed(own.last, of_head=True))
+        )
         first, last = zeros_of(of_non_layers)
         aux_loss = zero if self.part.model.is_moe else None
         return ChunkSums(layers, first, last, zero, aux_loss)
@@ -226,13 +229,19 @@ class ChunkPasses:
     def _microbatch(self, inputs: StepInputs, number: jax.Array | int) -> Any:
         return layer_slice(split_microbatches(inputs.batch, self.plan), number)
 
-    def _as_summed(self, gradients: Parameters) -> Parameters:
-        """Return gradients of weights in no layer as they are summed over microbatches."""
+    def _as_summed(self, gradients: Parameters, *, of_head: bool = False) -> Parameters:
+        """Return gradients of weights in no layer as they are summed over microbatches.
+
+        Those `of_head` are of what the head reads.
+        """
         dtype = self.plan.policy.reduce_dtype
         gradients = jax.tree.map(lambda leaf: leaf.astype(dtype), gradients)
         if self.plan.layout.zero.stage < 2:
             return gradients
-        layouts = {name: self.layouts[name] for name in gradients}
+        layouts = self.layouts
+        if of_head and gradients:
+            layouts = read_by_head(layouts, self.part.model)
+        layouts = {name: layouts[name] for name in gradients}
         shards: Parameters = intra_site_reduce_scatter(gradients, layouts, self.plan)
         return shards
 
@@ -252,7 +261,7 @@ class ChunkPasses:
         return ChunkSums(
             layers,
             jax.tree.map(jnp.add, sums.first, self._as_summed(first)),
-            jax.tree.map(jnp.add, sums.last, self._as_summed(made.last)),
+            jax.tree.map(jnp.add, sums.last, self._as_summed(made.last, of_head=True)),
             sums.loss if made.loss is None else sums.loss + made.loss,
             aux_loss,
         )
