@@ -18,7 +18,7 @@ from geojax.planner.resolve.link_plan import with_buckets
 from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, within_memory
 from geojax.planner.resolve.run_layout import layout_of_run
 from geojax.planner.resolve.run_stages import chosen_layers
-from geojax.runtime.platform import GPU, platform_of
+from geojax.runtime.platform import GPU, Platform, platform_of
 from geojax.step.config_plan import plan_of_layout
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import with_layers
@@ -37,8 +37,7 @@ def resolved_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     if staged is not None:
         layout = with_layers(layout, staged.layers_per_chunk)
         ticks = choose_hop_ticks(config, staged).table
-    chunks = chunks_of_run(config) if platform_of(mesh) is GPU else 1
-    layout = layout.changed(parallelism={"chunks": chunks})
+    layout = layout.changed(parallelism={"chunks": chunks_of_run(config, platform_of(mesh))})
     plan = plan_of_layout(config, layout, mesh, ticks)
     plan = with_buckets(config, within_memory(config, plan))
     layout = settled_layout(plan)
@@ -46,12 +45,15 @@ def resolved_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     return dataclasses.replace(plan, layout=layout)
 
 
-def chunks_of_run(config: RunConfig) -> int:
-    """Return the parts in which the streams of a run's layers enter and leave `tensor`."""
+def chunks_of_run(config: RunConfig, platform: Platform) -> int:
+    """Return the parts in which the streams of a run's layers enter and leave `tensor`.
+
+    `platform` is that of its devices.
+    """
     given, topology = config.parallelism.chunks, config.load_topology()
     if given != "auto":
         return given
-    if topology is None or config.simulate_devices is not None:
+    if topology is None or platform is not GPU:
         return 1
     try:
         layout = with_tensor_chunks(

@@ -21,6 +21,7 @@ from geojax.planner.resolve.run_prediction import predict_run
 from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.planner.resolve.site_schedule import event_schedule, site_work
 from geojax.planner.resolve.traced_run import abstract_run_mesh, trace_plan
+from geojax.runtime.platform import CPU, platform_of_accelerator
 from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 from geojax.step.resolved import Figure, IslandWork, PipelineOrder, Step, with_layers
 from geojax.step.step_file import Devices, of_runtimes, origin_of
@@ -96,7 +97,9 @@ def _program(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
 
 def _islands(config: RunConfig, sites: Sequence[Devices]) -> _Made:
     """Resolve the step of sites with runtimes of their own."""
-    layout = config.layout.changed(parallelism={"chunks": chunks_of_run(config)})
+    accelerator = accelerator_of(sites[0][0])
+    platform = CPU if accelerator is None else platform_of_accelerator(accelerator)
+    layout = config.layout.changed(parallelism={"chunks": chunks_of_run(config, platform)})
     staged = chosen_layers(config)
     if staged is None:
         by_kind = {

@@ -120,3 +120,11 @@ def test_a_word_that_is_not_auto_is_refused(load):
         load("--communication.bucket_bytes", "most")
     with pytest.raises(UserError, match=r"pipeline\.hop_ticks"):
         load("--pipeline.hop_ticks", "many")
+
+
+@pytest.mark.parametrize(("given", "made"), [("auto", 1), (2, 2)])
+def test_parts_of_the_stream_are_as_given_and_one_on_cpus(load, given, made):
+    sizes = {"dc": 2, "data": 192, "tensor": 2}
+    config = load(mesh=sizes, parallelism={"sequence": True, "chunks": given})
+    mesh = abstract_mesh(config.mesh.model_dump(), platform="cpu")
+    assert resolved_plan(config, mesh).parallelism.chunks == made
