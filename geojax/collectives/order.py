@@ -78,12 +78,6 @@ def in_turn(
     return tuple(made)
 
 
-def side_by_side(x: jax.Array, other: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return both; on GPUs what is computed of either begins when the other is there too."""
-    made = _turn_p.bind(x, other)
-    return made[0], made[1]
-
-
 def told_apart(x: jax.Array, count: int) -> list[jax.Array]:
     """Return `x` so many times, as arrays that XLA for GPUs takes for different ones.
 
@@ -131,7 +125,7 @@ def _identity(name: str, *, waits_on: str | None) -> Primitive:
 
 _barrier_p = _identity("barrier", waits_on=None)
 together_p = _identity("together", waits_on=GPU.name)
-"""`together_backwards`, backwards."""
+"""`together`, which halves of a split backward are not."""
 
 _turn_p = _identity("turn", waits_on=GPU.name)
 _apart_p = _identity("apart", waits_on=GPU.name)

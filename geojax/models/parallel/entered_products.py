@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from geojax.collectives.axes import to_varying, varying_axes
-from geojax.collectives.order import side_by_side, together, told_apart
+from geojax.collectives.order import together, told_apart
 from geojax.models.parallel.tensor import gather_parts, join_positions, join_stream, scatter_parts
 
 _Parts = tuple[jax.Array, ...]
@@ -60,7 +60,7 @@ def _gradients(
     parts, kernels = kept
     # Not before the first cotangent: others travel until then that the products wait for.
     (first, *others), *more = cotangents
-    stream, first = side_by_side(join_stream(parts), first)
+    stream, first = together((join_stream(parts), first))
     cotangents = ((first, *others), *more)
     of_kernels = [
         tuple(map(_multiply, own, (each.T for each in told_apart(kernel, len(own)))))
