@@ -46,6 +46,8 @@ class SitePieces:
     networks: SiteNetworks
     split_surcharge: float = SPLIT_SURCHARGE
     """The share by which the halves of a split backward take longer than the whole."""
+    tensor_chunks: int = 1
+    """The `parallelism.chunks` of the layers: what the layout gives, or leaves to "auto"."""
 
     @property
     def hop_bytes(self) -> float:
@@ -80,6 +82,7 @@ def site_pieces(
                 (*times.head(), *times.later_tokens(), *ends, *later_experts(times, networks)),
                 _hops(times, networks),
                 networks,
+                tensor_chunks=layout.model_parallelism.chunks,
             )
         )
     return tuple(made)

@@ -13,13 +13,7 @@ from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import ComputeTimes, link_share
 from geojax.planner.cost.adapters import refuse_adapters
 from geojax.planner.cost.calibration import RELATIVE_ERROR, Calibration
-from geojax.planner.cost.chunks import (
-    ChunkWork,
-    SitePieces,
-    chunk_work,
-    site_pieces,
-    with_tensor_chunks,
-)
+from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_pieces
 from geojax.planner.cost.execution import GEOJAX, Execution
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import held_at_once, layout_memory
@@ -97,8 +91,9 @@ def predict(
         of_cores = CoreCosts(cores, layout)
         terms += [of_cores.short_sums, of_cores.starts_of_programs(model)]
     step = _exposed(terms)
-    made = with_tensor_chunks(model, layout, topology, calibration, execution)
-    made = made.changed(communication=reduced.buckets)
+    made = layout.changed(communication=reduced.buckets)
+    if (chunks := sites[0].tensor_chunks) > 1:
+        made = made.changed(parallelism={"chunks": chunks})
     if layout.pipeline_stages > 1:
         made = made.changed(pipeline={"layers": slowest.work.layers})
     return Prediction(
