@@ -92,6 +92,11 @@ class Layout(Settings):
         return self.pipeline_sites * self.mesh.stage
 
     @property
+    def head_shares(self) -> int:
+        """Stages that share the positions of a microbatch for the head; 1: the last one has all."""
+        return self.mesh.stage if self.pipeline.head == "positions" else 1
+
+    @property
     def of_one_stage(self) -> Self:
         """One stage of a site by itself, with the batch that it gets.
 
@@ -138,6 +143,13 @@ class Layout(Settings):
             raise ValueError(
                 "zero.across_sites requires dc.role=data: with dc.role=stage the sites hold "
                 "different layers. Remove zero.across_sites"
+            )
+        if self.pipeline.head == "positions" and (
+            self.mesh.stage == 1 or self.dc.join == "islands"
+        ):
+            raise ValueError(
+                "pipeline.head=positions requires mesh.stage of 2 or more and "
+                "dc.join=one_program: stages of one program share it. Set them, or remove head"
             )
         if self.pipeline_stages == 1:
             return self
@@ -240,6 +252,11 @@ def check_layout(layout: Layout, model: AnyModel) -> None:
     check_stages(
         layout.pipeline, sites=layout.pipeline_sites, stage=layout.mesh.stage, layers=layers
     )
+    if layout.head_shares > 1 and model.num_nextn_predict_layers:
+        raise ValueError(
+            "pipeline.head=positions requires model.num_nextn_predict_layers=0: modules for later "
+            "tokens read whole sequences. Set head to last_stage"
+        )
     if layout.communication.gradient_compression == "int8" and model.use_router_bias:
         raise ValueError(
             "communication.gradient_compression=int8 requires model.use_router_bias=false: "

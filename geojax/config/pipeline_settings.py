@@ -1,6 +1,6 @@
 """The settings of pipeline stages, checked against the mesh and the model."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pydantic
 
@@ -49,6 +49,12 @@ class PipelineSettings(Settings):
 
     layers: tuple[Count, ...] | None = None
     """Layers of each chunk, in the model's order. null: balance the stages' times."""
+
+    head: Literal["auto", "last_stage", "positions"] = "auto"
+    """Stages that run the head. "last_stage": the last one, for which the others wait. "positions":
+    all of the last one's site, each for its share of every microbatch's positions; not with islands
+    or modules for later tokens. "auto": the faster by the peaks of the accelerators, on GPUs;
+    otherwise "last_stage"."""
 
     hop_ticks: Annotated[
         Annotated[int, pydantic.Field(ge=1, le=1024), NUMBER] | AUTO, UNLESS_AUTO

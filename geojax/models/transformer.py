@@ -30,6 +30,7 @@ from geojax.models.own.chunk import own_chunk, own_logits, read_by_own_head, tab
 from geojax.models.own.parts import own_parts
 from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
+from geojax.models.parallel.shares import share_of_targets
 from geojax.precision import NO_FP8, LinearMatmul
 
 Batch = dict[str, jax.Array]
@@ -200,6 +201,9 @@ def model_chunk(
         ),
         context=lambda batch: make_context(batch, config, dtype, dropout_key, compute.parallelism),
         balance=balance if config.is_moe else None,
+        head_share=None
+        if config.num_nextn_predict_layers
+        else functools.partial(share_of_targets, parallelism=compute.parallelism),
     )
     spans = [
         LayerSpan(len(part), layer_with(own)) for part, own in matmul.spans_within(layers, count)

@@ -24,6 +24,14 @@ def passes_of(plan: StepPlan) -> int:
     return counts[Kind.FORWARD]
 
 
+def heads_of(plan: StepPlan) -> int:
+    """Count the heads of a step in its program: one a pass, or of those that stages share."""
+    program = plan.tick_program
+    if program is None or not program.shares_head:
+        return passes_of(plan)
+    return sum(form.head for segment in program.segments for _, form in segment.ticks())
+
+
 def layers_of_pass(model: AnyModel, plan: StepPlan) -> int:
     """Count the layers of a pass: the model's; in a pipeline those of the longest chunk."""
     return longest_loop(plan) or model.num_stacked_layers

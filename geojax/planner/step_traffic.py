@@ -3,8 +3,8 @@
 A program with branches shows the most that it can send (`geojax.planner.program_traffic`). Two
 kinds of branches hold collectives:
 
-    ticks     a stage without work skips the chunk's; the first and the last stage alone embed and
-              run the head (`stage_bytes` counts what a stage runs)
+    ticks     a stage without work skips the chunk's; the first stage alone embeds, and the last
+              alone runs the head unless stages share it (`stage_bytes` counts what a stage runs)
     experts   further exchanges, for tokens of experts that are busier than others
               (`evenly_sent` leaves them out)
 """
@@ -61,6 +61,8 @@ def _share(collective: Collective, stage: int, program: TickProgram, passes: int
     before_layers, _ = _scopes(collective)
     branches = before_layers.count("cond")
     of_ticks = 0 if program.branch_free else 1
+    if program.shares_head and "head" in before_layers and branches:
+        return Fraction(schedule.microbatches, passes)
     if branches > of_ticks:
         chunk = schedule.placement.chunks - 1 if "head" in before_layers else 0
         runs = schedule.placement.stage_of[chunk] == stage

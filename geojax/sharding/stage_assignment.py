@@ -78,6 +78,12 @@ class StageAssignment:
         return len(filled) > len(set(filled))
 
     @property
+    def holders(self) -> list[int]:
+        """The stages that hold a layer."""
+        rows = enumerate(self.layers_of_stage)
+        return [stage for stage, layers in rows if set(layers) != {PADDING_LAYER}]
+
+    @property
     def is_order_of_leaf(self) -> bool:
         """True if the layers of all stages, one stage after the other, are the leaf itself."""
         return self.stacked and self.order == tuple(range(len(self.order)))

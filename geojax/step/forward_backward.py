@@ -52,7 +52,7 @@ class StageGradients(NamedTuple):
     """Loss and gradients of a step's microbatches on one stage of a pipeline."""
 
     loss: jax.Array
-    """The sum of the tokens' losses, on the last stage; zero elsewhere."""
+    """The sum of the losses of the tokens whose head this stage has."""
     mtp_loss: jax.Array | None
     """The share of modules for later tokens in the loss, likewise; None without any."""
     aux_loss: jax.Array | None
@@ -207,7 +207,7 @@ class ForwardBackward:
     def pipeline_loss(
         self, weights: Parameters, microbatches: Batch
     ) -> tuple[jax.Array, jax.Array]:
-        """Compute the losses' sum and the number of targets on the last stage; 0 elsewhere.
+        """Sum the losses of the tokens whose head this stage has; the last one counts the targets.
 
         Arguments are those of `pipeline_gradients`.
         """
@@ -246,6 +246,7 @@ class ForwardBackward:
             plan.stage_axes,
             plan.staged_layers.layers_per_chunk,
             plan.policy.reduce_dtype,
+            plan.staged_layers.head_stages,
         )
 
     def _on_last_stage(self, number: jax.Array) -> jax.Array:

@@ -249,6 +249,8 @@ class _Group(NamedTuple):
     """The other axes inside a site over which the gradient is summed."""
     over_stages: bool
     """The gradient is summed over stages."""
+    between_sites: tuple[str, ...]
+    """The axes between sites over which it is summed."""
 
 
 def summed_over_stages(layout: LeafLayout, plan: StepPlan) -> bool:
@@ -263,6 +265,18 @@ def summed_over_stages(layout: LeafLayout, plan: StepPlan) -> bool:
     return layout.stages.shared or spread
 
 
+def axes_between_sites(layout: LeafLayout, plan: StepPlan) -> tuple[str, ...]:
+    """Return the axes between sites over which the gradient of a leaf is summed.
+
+    Where sites are stages, it is the gradient of a leaf that stages of several sites hold.
+    """
+    if plan.inter_axes or layout.stages is None or not summed_over_stages(layout, plan):
+        return plan.inter_axes
+    of_site = layout.stages.stages // plan.mesh.shape["dc"]
+    holders = {stage // of_site for stage in layout.stages.holders}
+    return ("dc",) if len(holders) > 1 else ()
+
+
 def _group_of(gradient: jax.Array, layout: LeafLayout, plan: StepPlan) -> _Group:
     site_axes, across = shard_axes(layout)
     over_stages = summed_over_stages(layout, plan)
@@ -272,7 +286,7 @@ def _group_of(gradient: jax.Array, layout: LeafLayout, plan: StepPlan) -> _Group
         excluded |= set(plan.stage_axes)
     varying = varying_axes(gradient)
     other_axes = tuple(axis for axis in AXES if axis in varying and axis not in excluded)
-    return _Group(site_axes, across, other_axes, over_stages)
+    return _Group(site_axes, across, other_axes, over_stages, axes_between_sites(layout, plan))
 
 
 def _start(
@@ -307,11 +321,10 @@ def _start(
     if key.across_sites:
         assert errors is None, "shards across sites are summed without a wire format"
         return all_reduce(shards, key.other_axes, (), bucket_bytes=bucket_bytes)
-    inter = "dc" if key.over_stages else plan.inter_axes
     return start_all_reduce(
         shards,
         key.other_axes,
-        inter,
+        key.between_sites,
         bucket_bytes=bucket_bytes,
         wire=plan.wire_format,
         error_feedback=errors,

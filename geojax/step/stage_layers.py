@@ -27,6 +27,10 @@ class StagedLayers:
     layers_per_chunk: tuple[int, ...]
     """The number of layers of each chunk, in the model's order."""
 
+    head_shares: int = 1
+    """Stages of the last one's site, each of which runs the head on some positions of a microbatch;
+    1: the last stage has it alone."""
+
     def __post_init__(self) -> None:
         assert len(self.layers_per_chunk) == self.placement.chunks, (
             "every chunk must have a number of layers"
@@ -68,8 +72,14 @@ class StagedLayers:
 
     @property
     def last_stage(self) -> int:
-        """The stage that computes the loss."""
+        """The stage that has the model's last layer."""
         return self.placement.stage_of[-1]
+
+    @property
+    def head_stages(self) -> range:
+        """The stages that compute the loss."""
+        first = self.last_stage // self.head_shares * self.head_shares
+        return range(first, first + self.head_shares)
 
 
 def placement_of(layout: Layout) -> Placement:
@@ -83,14 +93,14 @@ def staged_layers(layout: Layout) -> StagedLayers | None:
     if layout.pipeline_stages == 1:
         return None
     assert layout.pipeline.layers is not None, "the layers of a resolved layout are known"
-    return StagedLayers(placement_of(layout), layout.pipeline.layers)
+    return StagedLayers(placement_of(layout), layout.pipeline.layers, layout.head_shares)
 
 
 def stage_assignments(model: AnyModel, staged: StagedLayers, axes: Sequence[str]) -> Any:
     """Return the `StageAssignment` of each leaf of `parameter_shapes(model)`.
 
-    The first stage holds the tables, the last one the final norm, the head and the modules for
-    later tokens; a table that the head or these modules read is held by both.
+    The first stage holds the tables; those that compute the loss hold the final norm, the head and
+    the modules for later tokens, and each table that these read.
 
     Args:
         model: the model.
@@ -110,9 +120,10 @@ def stage_assignments(model: AnyModel, staged: StagedLayers, axes: Sequence[str]
     def assignment(path: tuple[Any, ...], _: Any) -> StageAssignment:
         if path[0].key == "layers":
             return layers
-        holders = {staged.first_stage if path[0].key == "embedding" else staged.last_stage}
+        is_table = path[0].key == "embedding"
+        holders = {staged.first_stage} if is_table else set(staged.head_stages)
         if path in read_twice:
-            holders.add(staged.last_stage)
+            holders.update(staged.head_stages)
         return StageAssignment.on(tuple(axes), stages, holders)
 
     return jax.tree_util.tree_map_with_path(assignment, shapes)

@@ -139,6 +139,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "remat": ("none", "selective", "full"),
     "overlap": ("", "overlap"),
     "branches": ("", "branches", "joint"),
+    "head": ("", "positions"),
     "hop_ticks": (1, 2, 3),
     "layers": ("", "uneven"),
     "accumulation": ("", "accumulation"),
@@ -199,6 +200,8 @@ class Case:
     branches: str = ""
     """"branches": idle stages of a pipeline in one program do nothing; "joint": and a stage's
     forward and backward of one tick are one branch."""
+    head: str = ""
+    """"positions": stages of the last one's site share the head of every microbatch."""
     hop_ticks: int = 1
     """At the cut between sites (of two cuts the other one takes four less this); with a pipeline in
     each site between its stages."""
@@ -242,6 +245,8 @@ class Case:
             return "layers of stages and islands are in loops"
         if self.loops and (self.overlap or self.zero[0] in "23"):
             return "what is sent beside layers is in loops over them"
+        if self.head and (self.axes["stage"] == 1 or self.model.num_nextn_predict_layers):
+            return "one stage, or modules for later tokens"
         if self.overlap and self.through_sites:
             return "stages that are sites reduce nothing between them"
         try:
@@ -253,7 +258,7 @@ class Case:
     def _without_pipeline(self) -> str | None:
         if self.through_sites:
             return "sites that are stages have a schedule"
-        if self.branches or self.layers or self.hop_ticks > 1:
+        if self.branches or self.layers or self.head or self.hop_ticks > 1:
             return "of pipelines"
         if self.zero == "3 kept" and self.join == "islands":
             return "islands reshard weights after each pass"
@@ -283,7 +288,9 @@ class Case:
             return "islands that are replicas have no stages"
         if self.schedule and ORDERS[self.schedule].by_events is None:
             return "it is an order of ticks"
-        if self.branches or self.hop_ticks > 1 or self.overlap or self.zero == "1 across sites":
+        if self.branches or self.head or self.hop_ticks > 1:
+            return "of one program"
+        if self.overlap or self.zero == "1 across sites":
             return "of one program"
         if self.layers:
             return "islands have even chunks here"
@@ -449,7 +456,9 @@ class Case:
         if self.schedule:
             pipeline = {
                 "dc_role": "stage" if self.through_sites else "data",
-                "staged_layers": StagedLayers(self.placement, self.layers_per_chunk),
+                "staged_layers": StagedLayers(
+                    self.placement, self.layers_per_chunk, self.axes["stage"] if self.head else 1
+                ),
                 "tick_program": self.tick_program,
             }
         devices = jax.devices()[: math.prod(self.axes.values())]
@@ -463,7 +472,9 @@ class Case:
             limit = max(2, self.placement.stages - 1)
         table = tick_table(self.schedule, self.placement, self.microbatches, self.hops, limit)
         joint = self.branches == "joint"
-        return TickProgram.of(table, branch_free=not self.branches, joint=joint)
+        return TickProgram.of(
+            table, branch_free=not self.branches, joint=joint, shares_head=bool(self.head)
+        )
 
     @property
     def event_order(self) -> Schedule:
@@ -503,6 +514,13 @@ MORE = (
     # Passes that share a branch, where the last stage reads what its own tick made too.
     Case("gpt3", "1f1b", "2 stages", tensor="sequence", branches="joint", hop_ticks=2),
     Case("gemma", "interleaved", "2 replicas", tensor="tensor", branches="joint"),
+    # A head that stages share: in ticks that are joint otherwise, in the last of two sites, and
+    # without branches.
+    Case(
+        "gemma", "interleaved", "2 replicas", tensor="sequence", branches="joint", head="positions"
+    ),
+    Case("gpt3", "1f1b", "2 stages", rows="data", branches="branches", head="positions"),
+    Case("gpt3", "branch_free", "2 replicas", overlap="overlap", head="positions"),
     # Windows across keys that are gathered, also when a layer is computed again.
     Case("gemma", context="all_gather", remat="full"),
 )

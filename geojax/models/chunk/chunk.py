@@ -50,6 +50,10 @@ class ModelFunctions:
     """(the balance losses of a chunk's layers [B], a microbatch) to what they add to the loss:
     linear. None where layers have none."""
 
+    head_share: Callable[[Microbatch, int, jax.Array, jax.Array], Microbatch] | None = None
+    """(a microbatch, a number of shares, the number of one, True if it counts) to what the head
+    reads of the microbatch for a share of its positions. None: the head needs all of them."""
+
     def scaled(self, scale: Callable[[jax.Array], jax.Array]) -> "ModelFunctions":
         """Return the functions with `scale` applied to what they add to the loss."""
 

@@ -4,6 +4,7 @@ Shapes: B batch, S sequence, H hidden, V vocabulary.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from geojax.models.own.parts import OwnParts, Part, own_parts
 from geojax.models.own.settings import OwnModel
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.models.parallel.sequence_order import local_positions
+from geojax.models.parallel.shares import share_of_targets
 from geojax.models.parallel.tensor import stream_positions
 from geojax.precision import LinearMatmul
 
@@ -88,6 +90,7 @@ def own_chunk(
         head=lambda last, x, batch: own_loss(model, parts, unmarked(last), x, batch, parallelism),
         context=context_of,
         balance=balance if model.is_moe else None,
+        head_share=functools.partial(share_of_targets, parallelism=parallelism),
     )
     spans = [
         LayerSpan(len(part), layer_with(own))

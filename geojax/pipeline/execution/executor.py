@@ -42,6 +42,7 @@ from geojax.models.frozen import trained_part
 from geojax.pipeline.execution.ready_parts import Part, cut_after
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
 from geojax.pipeline.execution.ring_pool import RingRows
+from geojax.pipeline.execution.shared_head import SharedHead
 from geojax.pipeline.execution.stage_chunks import Rings, StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
 from geojax.pipeline.execution.tick_program import NOTHING, TickForm, TickProgram
@@ -102,6 +103,8 @@ class Executor:
     """In the model's order; None: all chunks have as many as the stages hold of each."""
     sum_dtype: Any = jnp.float32
     """The dtype of the gradients' sums."""
+    head_stages: range = range(0)
+    """Stages that share the head, if the program has it shared."""
 
     def gradients(
         self,
@@ -152,6 +155,10 @@ class _Run:
             split=schedule.split_backward,
         )
         self._layers_per_chunk = layers_per_chunk
+        last = schedule.placement.stage_of[-1]
+        self._shared_head = SharedHead(
+            executor.functions, executor.axes, executor.head_stages, last
+        )
         self._stream = self._layers.stream
 
     @functools.cached_property
@@ -253,12 +260,13 @@ class _Run:
         microbatch, context, tick_row = self._begin(Kind.FORWARD, tick_row, before)
         x = self._first_stream(inputs, tick_row, microbatch)
         x = self._layers.forward_only(x, tick_row["F.chunk"], microbatch, context)
-        is_last = (tick_row["F.microbatch"] != NOTHING) & (tick_row["F.last"] == 1)
+        head, runs_head = self._functions.head, tick_row["F.last"] == 1
+        if self._program.shares_head:
+            head, number = self._shared_head.loss, tick_row["head.of_forward"]
+            microbatch, runs_head = self._microbatch(after(number, x)), number != NOTHING
         loss = lax.cond(
-            is_last,
-            lambda x: typed_like(
-                loss + self._functions.head(self._weights.last, x, microbatch), loss
-            ),
+            runs_head,
+            lambda x: typed_like(loss + head(self._weights.last, x, microbatch), loss),
             lambda x: loss,
             x,
         )
@@ -352,6 +360,10 @@ class _Run:
             if Kind.FORWARD in form.kinds:
                 valid, do = self._forward(tick_row, [state.loss, *arrived])
                 state, made["F"] = self._maybe(valid, do, state)
+            if form.head:
+                state = self._run_shared_head(
+                    tick_row, [state.loss, *arrived, *made.values()], state
+                )
             if Kind.BACKWARD in form.kinds:
                 valid, do = self._backward(tick_row, [state.loss, *arrived, *made.values()])
                 state, made["B"] = self._maybe(valid, do, state)
@@ -411,10 +423,12 @@ class _Run:
         def do(state: _State) -> tuple[_State, jax.Array]:
             arrived = get(state.cotangents, tick_row["B.input"])
             is_last = valid & (tick_row["B.last"] == 1)
-            cotangent, loss, last = lax.cond(
-                is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
-                arrived, state.loss, state.sums.last, microbatch,
-            )  # fmt: skip
+            cotangent, loss, last = arrived, state.loss, state.sums.last
+            if not self._program.shares_head:
+                cotangent, loss, last = lax.cond(
+                    is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
+                    arrived, loss, last, microbatch,
+                )  # fmt: skip
             rows, chunk = tick_row["B.rows"], tick_row["B.chunk"]
             rings, layers = state.rings, state.sums.layers
             if self._program.ticks.schedule.split_backward:
@@ -446,9 +460,35 @@ class _Run:
         self, x: jax.Array, loss: jax.Array, sums: Any, microbatch: Microbatch
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Run the head forwards and backwards: the cotangent of its input `x`, and all sums."""
-        made = self._functions.head_gradients(self._weights.last, x, microbatch)
+        head = (
+            self._shared_head.gradients
+            if self._program.shares_head
+            else (self._functions.head_gradients)
+        )
+        made = head(self._weights.last, x, microbatch)
         loss = typed_like(loss + made.loss, loss)
         return self._layers.typed(made.x), loss, _add(sums, made.weights)
+
+    def _run_shared_head(self, tick_row: TickRow, before: list[jax.Array], state: _State) -> _State:
+        """Run the head that stages share, in a tick that has one; all of them take the branch.
+
+        It reads the stream where the last stage's backward will, and leaves the cotangent there.
+        """
+        tick_row = functools.reduce(after, before, tick_row)
+        microbatch = self._microbatch(tick_row["head.microbatch"])
+
+        def do(state: _State) -> _State:
+            slot, sums = tick_row["head.slot"], state.sums
+            x = get(state.cotangents, slot)
+            x, loss, last = self._head(x, state.loss, sums.last, microbatch)
+            loss = functools.reduce(after, [x, *jax.tree.leaves(last)], loss)
+            cotangents = put(state.cotangents, x, slot)
+            sums = sums._replace(last=last)
+            return state._replace(cotangents=cotangents, loss=loss, sums=sums)
+
+        if self._program.branch_free:
+            return do(state)
+        return lax.cond(tick_row["head.microbatch"] != NOTHING, do, lambda state: state, state)
 
     def _embed_gradients(self, cotangent: jax.Array, sums: Any, microbatch: Microbatch) -> Any:
         first = self._weights.first

@@ -18,14 +18,14 @@ class StageWeights(NamedTuple):
     """Stacked on a leading dim: the stage's chunks one after the other, each filled up to the
     length of the longest one."""
     last: Parameters
-    """Weights of the head; zeros but on the stage that has it."""
+    """Weights of the head; zeros but on the stages that have it."""
 
 
 class PipelineGradients(NamedTuple):
     """Loss and gradients of the microbatches of a step on one stage."""
 
     loss: jax.Array
-    """The sum of the losses, on the last stage; zero elsewhere."""
+    """The sum of the losses of the tokens whose head the stage has; zero without any."""
     balance: jax.Array | None
     """The share of this stage's balance losses in it; None without experts."""
     weights: StageWeights

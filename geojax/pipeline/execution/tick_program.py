@@ -57,6 +57,8 @@ class TickForm(NamedTuple):
     """The actions of any stage."""
     channels: tuple[int, ...]
     """The channels by which anything arrives."""
+    head: bool
+    """True if stages share the positions of a microbatch for the head."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,19 +112,32 @@ class TickProgram:
     joint: bool
     """A forward and a backward of one stage in one tick, neither of which reads what the other
     makes, are one branch: each computes while the other's messages travel."""
+    shares_head: bool
+    """Stages share the positions of a microbatch for the head, between the forwards and the
+    backwards of the tick that has its last chunk's backward. Such a tick is not joint."""
     columns: Mapping[str, np.ndarray]
     """int32 [ticks, stages] each; `NOTHING` where there is none. For each kind k of action:
     `k.microbatch`; `k.chunk` (its number on the stage); `k.input` (the slot that it reads);
     `k.output` (the slot on the same stage that its result goes to, of the next chunk or of the
     head), `k.first` and `k.last` (1 where it is the model's first or last chunk). And
-    `channel.N`: the slot of what arrives; with `joint` also `joint`: 1 where a stage has both."""
+    `channel.N`: the slot of what arrives; with `joint` also `joint`: 1 where a stage has both. With
+    `shares_head` also, the same on all stages, `head.microbatch`, and `head.of_forward` for a loop
+    of forwards alone; and `head.slot`: where the last stage has the stream and gets its cotangent.
+    """
     channels: tuple[Channel, ...]
     segments: tuple[Segment, ...]
     slots: Mapping[str, int]
     """The number of slots of each ring."""
 
     @classmethod
-    def of(cls, ticks: TickTable, *, branch_free: bool, joint: bool = False) -> "TickProgram":
+    def of(
+        cls,
+        ticks: TickTable,
+        *,
+        branch_free: bool,
+        joint: bool = False,
+        shares_head: bool = False,
+    ) -> "TickProgram":
         """Make the program of a table; without branches, its backwards must not be split.
 
         With branches and whole backwards it may be `joint`.
@@ -133,12 +148,19 @@ class TickProgram:
         assert not (branch_free and ticks.schedule.split_backward), (
             "a split backward must have branches: its ticks have three units"
         )
-        return _Builder(ticks, branch_free, joint).build()
+        return _Builder(ticks, branch_free, joint, shares_head).build()
+
+    def of_table(self, ticks: TickTable) -> "TickProgram":
+        """Make the program of the same form of another table."""
+        return TickProgram.of(
+            ticks, branch_free=self.branch_free, joint=self.joint, shares_head=self.shares_head
+        )
 
 
 class _Builder:
-    def __init__(self, ticks: TickTable, branch_free: bool, joint: bool):
+    def __init__(self, ticks: TickTable, branch_free: bool, joint: bool, shares_head: bool):
         self._table, self._branch_free, self._joint = ticks, branch_free, joint
+        self._shares_head = shares_head
         schedule = ticks.schedule
         self._placement = schedule.placement
         self._stage_of = self._placement.stage_of
@@ -157,6 +179,8 @@ class _Builder:
             "inputs": self._assign_slots(self._inputs()),
             "cotangents": self._assign_slots(self._cotangents()),
         }
+        if self._shares_head:
+            self._describe_heads()
         segments = self._segments()
         if self._joint:
             self._columns["joint"] = self._independent().astype(np.int32)
@@ -164,6 +188,7 @@ class _Builder:
             self._table,
             self._branch_free,
             self._joint,
+            self._shares_head,
             {name: _read_only(column) for name, column in self._columns.items()},
             self._channels,
             segments,
@@ -176,7 +201,22 @@ class _Builder:
         both = (columns["F.microbatch"] != NOTHING) & (columns["B.microbatch"] != NOTHING)
         output = columns.get("F.output", np.full_like(columns["F.last"], NOTHING))
         reads = (columns["F.last"] == 1) & (output == columns["B.input"])
+        if self._shares_head:
+            reads |= columns["head.microbatch"] != NOTHING
         return both & ~reads
+
+    def _describe_heads(self) -> None:
+        last, columns = self._stage_of[-1], self._columns
+
+        def on_all_stages(kind: Kind) -> np.ndarray:
+            runs = columns[f"{kind.value}.last"][:, last] == 1
+            microbatch = np.where(runs, columns[f"{kind.value}.microbatch"][:, last], NOTHING)
+            return np.tile(microbatch[:, None], self._placement.stages)
+
+        columns["head.microbatch"] = on_all_stages(Kind.BACKWARD)
+        columns["head.of_forward"] = on_all_stages(Kind.FORWARD)
+        is_last = columns["B.last"] == 1
+        columns["head.slot"] = np.where(is_last, columns["B.input"], NOTHING)
 
     def _describe(self, tick: int, stage: int, action: Action) -> None:
         kind, last = action.kind.value, self._placement.chunks - 1
@@ -271,12 +311,16 @@ class _Builder:
                 if source != target:
                     number = self._channel_of(kind, source, target, made, read)
                     arrives[self._tick[made] + self._channels[number].delayed, number] = True
-        does = np.stack([busy[kind] for kind in self._kinds], axis=1)
+        heads = np.zeros(self._table.ticks, bool)
+        if self._shares_head:
+            heads = self._columns["head.microbatch"][:, 0] != NOTHING
+        does = np.stack([*(busy[kind] for kind in self._kinds), heads], axis=1)
 
         def form(ticks: slice) -> TickForm:
-            kinds = np.flatnonzero(does[ticks].any(axis=0))
+            *runs, head = does[ticks].any(axis=0).tolist()
+            kinds = tuple(itertools.compress(self._kinds, runs))
             channels = np.flatnonzero(arrives[ticks].any(axis=0))
-            return TickForm(tuple(self._kinds[index] for index in kinds), tuple(channels.tolist()))
+            return TickForm(kinds, tuple(channels.tolist()), head)
 
         if not self._branch_free:  # idle stages cost nothing: one loop
             return (Segment(0, (form(slice(None)),), len(does)),)
@@ -297,7 +341,7 @@ def repetitions(ticks: Sequence[tuple[bool, ...]]) -> list[tuple[int, int, int]]
     """Cut a table into repeated patterns, so that the patterns hold few actions in all.
 
     Args:
-        ticks: the kinds of action that each tick has.
+        ticks: the kinds of action that each tick has, and whether it has a shared head.
 
     Returns:
         (first tick, ticks of the pattern, repeats) of each cut.

@@ -42,6 +42,9 @@ class Costs:
     """The two directions of a link share its bandwidth."""
     split_surcharge: float = 0.0
     """The share by which the two halves of a split backward take longer than the whole."""
+    head: float = 0.0
+    """Seconds of a head that stages in lock-step share: all of them, between the forwards and the
+    backwards of the tick that has the last chunk's backward."""
 
     def __post_init__(self) -> None:
         chunks = len(self.forward)
@@ -93,6 +96,7 @@ class Costs:
             forward=tuple(factor * seconds for seconds in self.forward),
             backward=tuple(factor * seconds for seconds in self.backward),
             weight=tuple(factor * seconds for seconds in self.weight),
+            head=factor * self.head,
         )
 
     def durations(self, *, split_backward: bool) -> tuple[tuple[float, ...], ...]:

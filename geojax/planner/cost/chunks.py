@@ -10,7 +10,12 @@ from geojax.pipeline.schedule import Placement
 from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.collectives import end_collectives, later_experts, layer_collectives
+from geojax.planner.cost.collectives import (
+    end_collectives,
+    later_experts,
+    layer_collectives,
+    shared_head_collectives,
+)
 from geojax.planner.cost.execution import Execution
 from geojax.planner.cost.layer import LayerTimes, Piece
 from geojax.planner.cost.layer_bytes import layer_bytes
@@ -19,6 +24,7 @@ from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.pipeline import ChosenBy
 from geojax.planner.cost.tensor_overlap import joint_share, orders_collectives
 from geojax.precision import policy
+from geojax.runtime.platform import GPU, platform_of_accelerator
 from geojax.topology import Topology
 
 _CHUNKS = (2, 4)
@@ -41,6 +47,8 @@ class SitePieces:
     """The work of the first chunk besides its layers."""
     last: tuple[Piece, ...]
     """The work of the last chunk besides its layers."""
+    shared: tuple[Piece, ...]
+    """The work of all stages together on a head that they share; none where the last has it."""
     hop: tuple[Piece, ...]
     """The messages of a chunk to its neighbors in the site; none where there is one stage."""
     networks: SiteNetworks
@@ -74,18 +82,76 @@ def site_pieces(
             continue
         work = tuple(times.layer())
         attention = next(piece for piece in work if piece.name == "attention")
-        ends = (end_collectives(times, networks),) if layout.mesh.tensor > 1 else ()
         made.append(
             SitePieces(
                 (*work, *layer_collectives(times, networks, attention)),
-                (times.embedding(), *times.dense_layers()),
-                (*times.head(), *times.later_tokens(), *ends, *later_experts(times, networks)),
+                *_ends(times, networks),
                 _hops(times, networks),
                 networks,
                 tensor_chunks=layout.model_parallelism.chunks,
             )
         )
-    return tuple(made)
+    if not _may_share_head(model, layout, topology, calibration, execution):
+        return tuple(made)
+    shared = layout.changed(pipeline={"head": "positions"})
+    others = []
+    for site, pieces in zip(topology.sites, made, strict=True):
+        times = LayerTimes(model, shared, site, calibration, execution)
+        first, last, together = _ends(times, pieces.networks)
+        others.append(dataclasses.replace(pieces, first=first, last=last, shared=together))
+    least = (1 - _LEAST_GAIN) * _busiest_seconds(model, layout, made)
+    return tuple(made if _busiest_seconds(model, shared, others) > least else others)
+
+
+_Work = tuple[Piece, ...]
+
+
+def _ends(times: LayerTimes, networks: SiteNetworks) -> tuple[_Work, _Work, _Work]:
+    """Return the work besides layers: `first`, `last` and `shared` of `SitePieces`."""
+    first, shares = (times.embedding(), *times.dense_layers()), times.layout.head_shares
+    ends = (end_collectives(times, networks),) if times.layout.mesh.tensor > 1 else ()
+    if shares == 1:
+        last = (*times.head(), *times.later_tokens(), *ends, *later_experts(times, networks))
+        return first, last, ()
+    of_stream = shared_head_collectives(times, networks)
+    shared = (*times.head(), *(each.times(1 / 2 / shares) for each in ends), of_stream)
+    return (*first, *(each.times(1 / 2) for each in ends)), (), shared
+
+
+def _may_share_head(
+    model: AnyModel,
+    layout: LayoutCandidate,
+    topology: Topology,
+    calibration: Calibration,
+    execution: Execution,
+) -> bool:
+    """Return True if a layout leaves open which stages run the head, and they may share it."""
+    on_gpus = all(platform_of_accelerator(site.accelerator) is GPU for site in topology.sites)
+    return (
+        layout.pipeline.head == "auto"
+        and layout.mesh.stage > 1
+        and layout.site_shares is None
+        and layout.dc.join == "one_program"
+        and not model.num_nextn_predict_layers
+        and calibration.stage_times is None
+        and execution.lock_step
+        and on_gpus
+    )
+
+
+def _busiest_seconds(
+    model: AnyModel, layout: LayoutCandidate, sites: Sequence[SitePieces]
+) -> float:
+    """Time a microbatch on the busiest stage, and on all together."""
+    placement, site_of = layout.placement, layout.site_of_stages
+    own = [sites[site_of[stage]] for stage in placement.stage_of]
+    layers = layout.pipeline.layers or _balanced(model.num_stacked_layers, own)
+    seconds = [0.0] * placement.stages
+    for stage, site, count in zip(placement.stage_of, own, layers, strict=True):
+        seconds[stage] += count * _exposed(site.layer)
+    seconds[placement.stage_of[0]] += _exposed(own[0].first)
+    seconds[placement.stage_of[-1]] += _exposed(own[-1].last)
+    return max(seconds) + _exposed(own[-1].shared)
 
 
 def with_tensor_chunks(
@@ -151,6 +217,7 @@ def _measured(times: LayerTimes, networks: SiteNetworks, measured: StageTimes) -
         layer,
         embedding,
         piece("head", own.head),
+        (),
         _hops(times, networks),
         networks,
         split.split_surcharge,
@@ -184,18 +251,21 @@ class ChunkWork:
     layers: tuple[int, ...]
     pieces: tuple[tuple[Piece, ...], ...]
     """Work of each chunk: its layers, and what it does besides."""
+    shared: tuple[Piece, ...]
+    """Work of all stages together on a head that they share."""
     costs: Costs
     chosen_by: ChosenBy
     """Figures by which the program chooses its ticks, or its order of work."""
 
     @property
     def busiest(self) -> list[Piece]:
-        """Return the pieces of the stage that works longest, of its chunks together."""
+        """Return the pieces of the stage that works longest, of its chunks and shares together."""
         by_stage = [
             [piece for chunk in self.placement.chunks_of(stage) for piece in self.pieces[chunk]]
             for stage in range(self.placement.stages)
         ]
-        return max(by_stage, key=lambda pieces: sum(piece.exposed for piece in pieces))
+        busiest = max(by_stage, key=lambda pieces: sum(piece.exposed for piece in pieces))
+        return [*busiest, *self.shared]
 
 
 def chunk_work(
@@ -265,8 +335,10 @@ def placed_work(
         tuple(_sum(chunk, "weight") for chunk in pieces),
         hops,
         split_surcharge=max(site.split_surcharge for site in own),
+        head=_exposed(own[-1].shared),
     )
-    return ChunkWork(placement, layers, tuple(map(tuple, pieces)), costs, ChosenBy(costs))
+    shared, of_chunks = own[-1].shared, tuple(map(tuple, pieces))
+    return ChunkWork(placement, layers, of_chunks, shared, costs, ChosenBy(costs))
 
 
 def _sum(pieces: Iterable[Piece], kind: str) -> float:

@@ -65,6 +65,23 @@ def end_collectives(times: LayerTimes, networks: SiteNetworks) -> Piece:
     return _tensor(times, networks, layers=0)
 
 
+def shared_head_collectives(times: LayerTimes, networks: SiteNetworks) -> Piece:
+    """Return the messages of a head that stages share: its stream, and the cotangent of it."""
+    network = networks.group(("stage",))
+    stream = times.own_tokens * times.model.hidden_size * times.itemsize
+    sent = stream * (1 - 1 / network.ranks)
+    took = network.seconds(sent, 1)
+    return Piece(
+        "stream of the head",
+        "bytes of the residual stream over the network's bandwidth",
+        took,
+        took,
+        bytes=2 * sent,
+        messages=2 * network.steps,
+        network=network.network,
+    )
+
+
 def _tensor(times: LayerTimes, networks: SiteNetworks, *, layers: int) -> Piece:
     """Time the copies to and reductions from the ranks of `tensor`.
 

@@ -21,6 +21,8 @@ class Execution:
     """Query, key and value are one matrix product; so are gate and up."""
     sums_in_matmul: bool = False
     """The products that make gradients of weights add to the sum over microbatches."""
+    sums_head: bool = False
+    """The gradients of the head pass through memory once more for their sums over microbatches."""
     recomputes: frozenset[str] | None = None
     """Parts of a layer that the backward computes again ("attention", "elementwise", "up", "all");
     None: those of the layout's remat policy."""
@@ -54,7 +56,9 @@ DEFAULT_ATTENTION_FORWARD = 0.55
 DEFAULT_ATTENTION_BACKWARD = 0.45
 """The same ("FlashAttention-3", figure 6: 400 to 500 TFLOP/s)."""
 
-GEOJAX = Execution("geojax", CUDNN_ATTENTION, {}, gradients_last=True, lock_step=True)
+GEOJAX = Execution(
+    "geojax", CUDNN_ATTENTION, {}, sums_head=True, gradients_last=True, lock_step=True
+)
 """The programs of geojax: attention by cuDNN, collectives over `tensor` in between two products
 that need them, but for the scatters of gradients; a tick of a pipeline as long as its busiest
 stage."""

@@ -221,11 +221,12 @@ class LayerTimes:
         """Tokens and columns of the logits that a device computes.
 
         Ranks of `tensor` share the vocabulary; the head of a model of your own is whole on each,
-        and computes the positions that the rank holds.
+        and computes the positions that the rank holds. Stages may share the positions.
         """
+        shares = self.layout.head_shares
         if isinstance(self.model, OwnModel):
-            return self.own_tokens, self.model.vocab_size
-        return self.tokens, self.model.vocab_size / self.layout.mesh.tensor
+            return self.own_tokens / shares, self.model.vocab_size
+        return self.tokens / shares, self.model.vocab_size / self.layout.mesh.tensor
 
     def _feed_forward(self, rows: float, width: float) -> list[Product]:
         assert isinstance(self.model, ModelConfig)
@@ -456,11 +457,14 @@ class LayerTimes:
 
         A product that adds to them in its epilogue reads and writes 32 bits besides its own work.
         """
-        if self.layout.batch.microbatches == 1:
-            return Piece("sums of gradients", "one microbatch: there are none")
         numbers = sum(each.count * each.inner * each.columns for each in self.products())
         if self.frozen:
             numbers = sum(map(math.prod, self._adapter_shapes)) / self.layout.mesh.tensor
+        return self._sums_of(numbers)
+
+    def _sums_of(self, numbers: float) -> Piece:
+        if self.layout.batch.microbatches == 1:
+            return Piece("sums of gradients", "one microbatch: there are none")
         moved = 4 if self.execution.sums_in_matmul else self.itemsize + 8
         return Piece(
             "sums of gradients",
@@ -546,3 +550,5 @@ class LayerTimes:
             3 * logits / self.bytes_per_second,
             bytes=5 * logits,
         ).times(heads)
+        if self.execution.sums_head and not self.frozen:
+            yield self._sums_of(heads * columns * d)

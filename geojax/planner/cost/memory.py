@@ -426,7 +426,7 @@ def _head_bytes(model: AnyModel, layout: LayoutCandidate, gradient_bytes: float)
 
     The gradient is made in float32, added up over chunks, and returned in the compute dtype.
     """
-    tokens = math.ceil(tokens_of_microbatch(layout))
+    tokens = math.ceil(tokens_of_microbatch(layout) / layout.head_shares)
     columns = math.ceil(model.vocab_size / layout.mesh.tensor)
     if isinstance(model, OwnModel):  # whose head is whole on each rank
         columns, shared = model.vocab_size, layout.parallelism.sequence

@@ -95,7 +95,8 @@ def predict(
     if (chunks := sites[0].tensor_chunks) > 1:
         made = made.changed(parallelism={"chunks": chunks})
     if layout.pipeline_stages > 1:
-        made = made.changed(pipeline={"layers": slowest.work.layers})
+        head = "positions" if slowest.work.shared else "last_stage"
+        made = made.changed(pipeline={"layers": slowest.work.layers, "head": head})
     return Prediction(
         layout=made,
         step_seconds=step,

@@ -12,8 +12,9 @@ from geojax.errors import UserError
 from geojax.models import AnyModel
 from geojax.planner.buckets import CHOSEN
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.chunks import with_tensor_chunks
+from geojax.planner.cost.chunks import site_pieces, with_tensor_chunks
 from geojax.planner.cost.execution import GEOJAX
+from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.resolve.link_plan import with_buckets
 from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, within_memory
 from geojax.planner.resolve.run_layout import layout_of_run
@@ -33,6 +34,7 @@ def resolved_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     Raises:
         UserError: its pipeline cannot be, or its FP8 backend cannot run there.
     """
+    config = config.changed(pipeline={"head": head_of_run(config, platform_of(mesh))})
     layout, staged, ticks = config.layout, chosen_layers(config), None
     if staged is not None:
         layout = with_layers(layout, staged.layers_per_chunk)
@@ -62,6 +64,21 @@ def chunks_of_run(config: RunConfig, platform: Platform) -> int:
     except UserError:  # a peak or a link is not known
         return 1
     return layout.model_parallelism.chunks
+
+
+def head_of_run(config: RunConfig, platform: Platform) -> str:
+    """Return the `pipeline.head` of a run on devices of `platform`."""
+    given, topology = config.pipeline.head, config.load_topology()
+    if given != "auto":
+        return given
+    if config.pipeline_stages == 1 or topology is None or platform is not GPU:
+        return "last_stage"
+    layout = LayoutCandidate.of(config)
+    try:
+        sites = site_pieces(config.model, layout, topology, Calibration(), GEOJAX)
+    except UserError:  # a peak or a link is not known
+        return "last_stage"
+    return "positions" if sites[0].shared else "last_stage"
 
 
 def scans_layers(layout: Layout, model: AnyModel, mesh: Mesh) -> bool:

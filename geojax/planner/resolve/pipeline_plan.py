@@ -7,7 +7,6 @@ from typing import NamedTuple
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.pipeline.earlier_weights import within_bytes
-from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.schedule import LayerBytes, TickTable
 from geojax.pipeline.simulation.costs import Costs
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
@@ -172,10 +171,7 @@ def within_memory(config: RunConfig, plan: StepPlan) -> StepPlan:
     batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
     layer = step_pieces(config.model, plan, batch).held
     table = _within_bytes(config, staged, program.ticks, layer)
-    return dataclasses.replace(
-        plan,
-        tick_program=TickProgram.of(table, branch_free=program.branch_free, joint=program.joint),
-    )
+    return dataclasses.replace(plan, tick_program=program.of_table(table))
 
 
 def _within_bytes(

@@ -16,7 +16,7 @@ from geojax.planner.cost.layer import LayerTimes
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import layout_memory
 from geojax.planner.cost.prediction import Prediction, Term
-from geojax.planner.passes import layers_of_pass, passes_of
+from geojax.planner.passes import heads_of, layers_of_pass, passes_of
 from geojax.planner.resolve.run_layout import planned_layout
 from geojax.planner.resolve.run_prediction import predict_run
 from geojax.planner.step_traffic import evenly_sent
@@ -133,4 +133,5 @@ def _product_flops(
         return None
     times = LayerTimes(config.model, layout, topology.sites[0], Calibration(), GEOJAX)
     layers = layers_of_pass(config.model, plan)
-    return passes_of(plan) * (layers * times.product_flops + times.head_flops)
+    of_layers = passes_of(plan) * layers * times.product_flops
+    return of_layers + heads_of(plan) * times.head_flops

@@ -99,7 +99,10 @@ def _islands(config: RunConfig, sites: Sequence[Devices]) -> _Made:
     """Resolve the step of sites with runtimes of their own."""
     accelerator = accelerator_of(sites[0][0])
     platform = CPU if accelerator is None else platform_of_accelerator(accelerator)
-    layout = config.layout.changed(parallelism={"chunks": chunks_of_run(config, platform)})
+    layout = config.layout.changed(
+        parallelism={"chunks": chunks_of_run(config, platform)},
+        pipeline={"head": "last_stage"},
+    )
     staged = chosen_layers(config)
     if staged is None:
         by_kind = {

@@ -15,7 +15,9 @@ def planned_layout(config: RunConfig, plan: StepPlan) -> LayoutCandidate:
     layers = plan.staged_layers.layers_per_chunk if plan.staged_layers else None
     buckets = {name: getattr(plan, name) for name in CHOSEN}
     return LayoutCandidate.of(config).changed(
-        pipeline={"layers": layers}, communication=buckets, parallelism=plan.layout.parallelism
+        pipeline={"layers": layers, "head": plan.layout.pipeline.head},
+        communication=buckets,
+        parallelism=plan.layout.parallelism,
     )
 
 

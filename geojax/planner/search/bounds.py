@@ -10,6 +10,7 @@ The work of a layer is that of the cost model (`geojax.planner.cost.chunks`); la
 data-parallel ranks, stages or schedule alone share it.
 """
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -48,6 +49,11 @@ class Bounds:
             return _replicas_seconds(layout, [work.of_model(layers) for work in works])
         if layout.dc.role == "data":  # a pipeline in each site, of which the slowest counts
             works = (max(works, key=lambda work: work.layer),)
+        if layout.dc.join == "one_program":  # the stages of a site may share the head
+            waits = 1 - 1 / layout.mesh.stage
+            works = tuple(
+                dataclasses.replace(work, last=work.last - waits * work.head) for work in works
+            )
         virtual = layout.pipeline.virtual_stages
         total = layout.batch.microbatches * _busiest(works, layout.stages_per_site, virtual, layers)
         split = schedule_entry(layout.pipeline.schedule).split_backward
@@ -102,7 +108,7 @@ def _replicas_seconds(layout: LayoutCandidate, seconds: Sequence[float]) -> floa
 def _busiest(
     works: Sequence[SiteWork], stages_per_site: Sequence[int], virtual_stages: int, layers: int
 ) -> float:
-    """Return the least time of the busiest stage: it has whole layers, and one has the head.
+    """Return the least time of the busiest stage: it has whole layers, and one has the ends.
 
     Stages of several speeds take at least as long as if layers could be split.
     """

@@ -71,6 +71,11 @@ DIMENSIONS = (
         ("parallelism.chunks",),
         _always("by the time of a layer, as a run does"),
     ),
+    Dimension(
+        "stages of the head",
+        ("pipeline.head",),
+        _always("by the time of the busiest stage, as a run does"),
+    ),
     Dimension("context", ("mesh.context", "parallelism.context_method"), _context),
     Dimension("expert", ("mesh.expert",)),
     Dimension("data", ("mesh.data",)),

@@ -6,7 +6,9 @@ from geojax.errors import UserError
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.chunks import SitePieces, site_pieces
 from geojax.planner.cost.execution import GEOJAX
+from geojax.planner.cost.layer import LayerTimes
 from geojax.planner.cost.layout import LayoutCandidate
+from geojax.planner.cost.tensor_overlap import joint_share
 from geojax.planner.search.request import PlanRequest
 
 
@@ -20,6 +22,8 @@ class SiteWork:
     """Embedding, and what else the first stage does besides its layers."""
     last: float
     """Head, and what else the last stage does."""
+    head: float
+    """The part of `last` that stages of one program may share."""
 
     @property
     def ends(self) -> float:
@@ -57,17 +61,25 @@ class SiteWorks:
             layout.batch.microbatches > 1,
             layout.precision,
             layout.remat,
+            self._joint_share(layout),
         )
         if key not in self._known:
             self._known[key] = self._timed(layout)
         return self._known[key]
+
+    def _joint_share(self, layout: LayoutCandidate) -> float:
+        """Return the part of a layout's passes whose messages travel beside the other pass."""
+        model, site = self._request.model, self._request.topology.sites[0]
+        if layout.mesh.tensor == 1 or layout.placement.chunks < model.num_stacked_layers:
+            return 0.0
+        return joint_share(LayerTimes(model, layout, site, self._calibration, GEOJAX))
 
     def _timed(self, layout: LayoutCandidate) -> tuple[SiteWork, ...] | None:
         request = self._request
         try:
             sites = site_pieces(
                 request.model,
-                layout,
+                layout.changed(pipeline={"head": "last_stage"}),
                 request.topology,
                 self._calibration,
                 GEOJAX,
@@ -85,4 +97,5 @@ def _work_of(site: SitePieces) -> SiteWork:
         sum(piece.forward for piece in site.layer),
         sum(piece.exposed for piece in site.first),
         sum(piece.exposed for piece in site.last),
+        sum(piece.exposed for piece in site.last if piece.name in ("head", "loss")),
     )

@@ -22,7 +22,7 @@ from geojax.planner.traffic.collectives import PhaseBytes, predicted_all_reduce
 from geojax.sharding import LeafLayout
 from geojax.step.early_reduce import early_parts, pieces
 from geojax.step.gather import computing_axes
-from geojax.step.grad_reduce import message_plan, summed_over_stages
+from geojax.step.grad_reduce import axes_between_sites, message_plan, summed_over_stages
 from geojax.step.plan import StepPlan
 
 
@@ -219,10 +219,12 @@ def _shard_sums(
         site_axes, across = shard_axes(leaf)
         sharded_axes = frozenset(axis for part in leaf.model_shards for axis in part.axes)
         over_stages = summed_over_stages(leaf, plan)
-        key = (site_axes, across, _other_axes(leaf, plan), over_stages, sharded_axes)
+        between = axes_between_sites(leaf, plan)
+        key = (site_axes, across, _other_axes(leaf, plan), over_stages, between, sharded_axes)
         groups.setdefault(key, []).append(leaf)
-    for (site_axes, across, other_axes, over_stages, sharded_axes), group in groups.items():
-        sites = plan.mesh.shape["dc"] if plan.inter_axes or over_stages else 1
+    for key, group in groups.items():
+        site_axes, across, other_axes, over_stages, between, sharded_axes = key
+        sites = ranks_of(between, plan)
         shards = [_site_shard(leaf, site_axes, plan) for leaf in group]
         bucket_bytes, scattered_over = plan.bucket_bytes, 1
         only_scattered = site_axes is not None and not (
