@@ -280,6 +280,21 @@ class TickTable:
         return 1 + max(order[-1] for order in self.starts)
 
     @functools.cached_property
+    def last_chunk_ticks(self) -> np.ndarray:
+        """[microbatches, 2]: the ticks of the last chunk's forward and backward."""
+        last = self.schedule.placement.chunks - 1
+        ticks = np.empty((self.schedule.microbatches, 2), int)
+        for tick, _, (kind, microbatch, chunk) in self.actions():
+            if chunk == last and kind is not Kind.WEIGHT:
+                ticks[microbatch, KIND_RANK[kind]] = tick
+        return ticks
+
+    @property
+    def turns_later(self) -> bool:
+        """True if no microbatch goes forwards and backwards through the last chunk in one tick."""
+        return bool((self.last_chunk_ticks[:, 0] < self.last_chunk_ticks[:, 1]).all())
+
+    @functools.cached_property
     def by_tick(self) -> np.ndarray:
         """[actions, 4]: tick, stage, rank of the kind and chunk of every action, tick by tick.
 

@@ -470,7 +470,12 @@ class Case:
         limit = None
         if self.schedule.startswith("latency_hiding"):  # less than 1F1B takes
             limit = max(2, self.placement.stages - 1)
-        table = tick_table(self.schedule, self.placement, self.microbatches, self.hops, limit)
+        costs = Costs.uniform(self.placement.chunks, 1.0, 1.0, 1.0)
+        if self.branches == "joint":  # it is worth a tick that no microbatch turns in one
+            costs = dataclasses.replace(costs, apart=1.0)
+        table = tick_table(
+            self.schedule, self.placement, self.microbatches, self.hops, limit, costs=costs
+        )
         joint = self.branches == "joint"
         return TickProgram.of(
             table, branch_free=not self.branches, joint=joint, shares_head=bool(self.head)

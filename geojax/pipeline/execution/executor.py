@@ -355,12 +355,16 @@ class _Run:
     ) -> tuple[_State, dict[str, jax.Array]]:
         """Run the forward and the backward that a tick has for this stage, and what they made."""
 
+        turns_later = self._program.ticks.turns_later
+        if form.head and turns_later:
+            state = self._run_shared_head(tick_row, [state.loss, *arrived], state)
+
         def one_by_one(state: _State) -> tuple[_State, dict[str, jax.Array]]:
             made: dict[str, jax.Array] = {}
             if Kind.FORWARD in form.kinds:
                 valid, do = self._forward(tick_row, [state.loss, *arrived])
                 state, made["F"] = self._maybe(valid, do, state)
-            if form.head:
+            if form.head and not turns_later:
                 state = self._run_shared_head(
                     tick_row, [state.loss, *arrived, *made.values()], state
                 )

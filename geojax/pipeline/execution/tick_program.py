@@ -113,8 +113,9 @@ class TickProgram:
     """A forward and a backward of one stage in one tick, neither of which reads what the other
     makes, are one branch: each computes while the other's messages travel."""
     shares_head: bool
-    """Stages share the positions of a microbatch for the head, between the forwards and the
-    backwards of the tick that has its last chunk's backward. Such a tick is not joint."""
+    """Stages share the positions of a microbatch for the head, in the tick of the last chunk's
+    backward: before all else; between forwards and backwards, none of them joint, if microbatches
+    turn in one tick (`TickTable.turns_later`)."""
     columns: Mapping[str, np.ndarray]
     """int32 [ticks, stages] each; `NOTHING` where there is none. For each kind k of action:
     `k.microbatch`; `k.chunk` (its number on the stage); `k.input` (the slot that it reads);
@@ -201,7 +202,7 @@ class _Builder:
         both = (columns["F.microbatch"] != NOTHING) & (columns["B.microbatch"] != NOTHING)
         output = columns.get("F.output", np.full_like(columns["F.last"], NOTHING))
         reads = (columns["F.last"] == 1) & (output == columns["B.input"])
-        if self._shares_head:
+        if self._shares_head and not self._table.turns_later:
             reads |= columns["head.microbatch"] != NOTHING
         return both & ~reads
 

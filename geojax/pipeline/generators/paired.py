@@ -56,13 +56,14 @@ def paired_greedy(
 
 
 def paired_interleaved(
-    placement: Placement, microbatches: int, hop_ticks: Sequence[int]
+    placement: Placement, microbatches: int, hop_ticks: Sequence[int], *, turn: int = 0
 ) -> Schedule:
     """Interleaved, one forward and one backward of a chunk a tick, at full speed.
 
     A group is as large as a microbatch needs ticks to come round to its stage's next chunk, so that
     no stage waits for it; larger where the microbatches do not divide so. A stage begins its
-    backwards in the tick in which the first one reaches it.
+    backwards in the tick in which the first one reaches it. At the last chunk a microbatch turns
+    `turn` ticks after its forward.
 
     Raises:
         UserError: the placement is not that of `Placement.interleaved`, or a group would have to
@@ -84,7 +85,8 @@ def paired_interleaved(
             f"{least} ticks to come round: take {least} at least"
         )
     warmups = warmups_in_ticks(sites, chunks_per_stage, groups[0], hop_ticks)
-    return with_groups(placement, microbatches, groups[0], warmups)
+    later = [warmup + turn for warmup in warmups]
+    return with_groups(placement, microbatches, groups[0], later)
 
 
 def sites_of(placement: Placement) -> tuple[int, ...]:

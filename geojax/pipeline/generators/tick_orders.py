@@ -79,14 +79,18 @@ def one_forward_one_backward(request: TickRequest) -> list[Schedule]:
 
 
 def interleaved(request: TickRequest) -> list[Schedule]:
-    """Run a forward and a backward of a chunk a tick.
+    """Run a forward and a backward of a chunk a tick, which need each other at the turn or not.
 
     Raises:
         UserError: the placement is not that of `Placement.interleaved`, or there are too few
             microbatches.
     """
     hop_rounds = list(map(max, request.hop_rounds, request.return_rounds))
-    return [paired_interleaved(request.placement, request.microbatches, hop_rounds)]
+    turns = (0, 1) if request.packing is Packing.TOGETHER else (0,)
+    return [
+        paired_interleaved(request.placement, request.microbatches, hop_rounds, turn=turn)
+        for turn in turns
+    ]
 
 
 def latency_hiding(request: TickRequest) -> list[Schedule]:

@@ -43,8 +43,10 @@ class Costs:
     split_surcharge: float = 0.0
     """The share by which the two halves of a split backward take longer than the whole."""
     head: float = 0.0
-    """Seconds of a head that stages in lock-step share: all of them, between the forwards and the
-    backwards of the tick that has the last chunk's backward."""
+    """Seconds of a head that stages in lock-step share, in the tick of the last backward."""
+    apart: float = 0.0
+    """Seconds by which a tick takes longer that turns a microbatch: the last chunk's backward needs
+    the forward. The two passes of a stage otherwise run beside each other's messages."""
 
     def __post_init__(self) -> None:
         chunks = len(self.forward)
@@ -97,6 +99,7 @@ class Costs:
             backward=tuple(factor * seconds for seconds in self.backward),
             weight=tuple(factor * seconds for seconds in self.weight),
             head=factor * self.head,
+            apart=factor * self.apart,
         )
 
     def durations(self, *, split_backward: bool) -> tuple[tuple[float, ...], ...]:

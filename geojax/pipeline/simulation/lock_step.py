@@ -13,10 +13,10 @@ from geojax.pipeline.simulation.timeline import Timeline
 def lock_step(table: TickTable, costs: Costs) -> Timeline:
     """One iteration in which every stage begins a tick when all have ended the one before.
 
-    A tick lasts as long as its busiest stage. Where stages share a head (`Costs.head`), forwards
-    and other actions each last as long as the longest. What a tick made leaves at its end and
-    travels until the tick begins that is the hop's ticks later: that one waits for it, on all
-    stages.
+    A tick lasts as long as its busiest stage. A head that stages share (`Costs.head`) comes before
+    all else; between the forwards and the rest if a microbatch turns in one tick. What a tick made
+    leaves at its end and travels until the tick begins that is the hop's ticks later: that one
+    waits for it, on all stages.
 
     So several messages may be under way over one hop, as the ticks ask for. The program of
     `geojax.pipeline.execution` has one: it waits for a message at the end of the tick after the
@@ -65,19 +65,33 @@ def _tick_lengths(table: TickTable, costs: Costs) -> list[float]:
         most: np.ndarray = of_stage.max(axis=1)
         return most
 
-    length = longest(np.ones_like(forward))
-    if costs.head:
-        parted = longest(forward) + costs.head + longest(~forward)
-        length = np.where(_has_head(table), parted, length)
-    lengths: list[float] = length.tolist()
+    length, shared = longest(np.ones_like(forward)), _OfAllStages.of(table, costs)
+    if shared.parted.any():
+        parted = longest(forward) + longest(~forward)
+        length = np.where(shared.parted, parted, length)
+    lengths: list[float] = (length + shared.seconds).tolist()
     return lengths
 
 
-def _has_head(table: TickTable) -> np.ndarray:
-    """Return for each tick whether it has a backward of the last chunk."""
-    tick, _, kind, chunk = table.by_tick.T
-    runs = (kind == KIND_RANK[Kind.BACKWARD]) & (chunk == table.schedule.placement.chunks - 1)
-    return np.isin(np.arange(table.ticks), tick[runs])
+class _OfAllStages(NamedTuple):
+    """The part of each tick in which no stage is ahead of another."""
+
+    seconds: np.ndarray
+    """Seconds that all stages spend together."""
+    parted: np.ndarray
+    """True if that is between the forwards and the other actions; else it is before both."""
+
+    @classmethod
+    def of(cls, table: TickTable, costs: Costs) -> "_OfAllStages":
+        seconds, parted = np.zeros(table.ticks), np.zeros(table.ticks, bool)
+        forwards, backwards = table.last_chunk_ticks.T
+        if costs.head and table.turns_later:
+            seconds[backwards] = costs.head
+        elif costs.head:
+            seconds[backwards], parted[backwards] = costs.head + costs.apart, True
+        else:
+            seconds[backwards[forwards == backwards]] = costs.apart
+        return cls(seconds, parted)
 
 
 class _Messages(NamedTuple):
@@ -128,19 +142,18 @@ def _run(table: TickTable, costs: Costs) -> tuple[list[list[float]], list[Sent],
     not_before = [0.0] * (table.ticks + longest)
     starts: list[list[float]] = [[] for _ in schedule.orders]
     messages: list[Sent] = []
-    has_head = _has_head(table) if costs.head else np.zeros(table.ticks, bool)
+    shared = _OfAllStages.of(table, costs)
     now = 0.0
     for tick, actions in enumerate(by_tick):
         now = max(now, not_before[tick])
         busy_until = dict.fromkeys((stage for stage, _, _ in actions), now)
-        after_head = now
-        if has_head[tick]:
-            seconds = durations[Kind.FORWARD]
+        together = now + shared.seconds[tick]
+        if shared.parted[tick]:
             forwards = (of.chunk for *_, of in actions if of.kind is Kind.FORWARD)
-            after_head += max((seconds[chunk] for chunk in forwards), default=0.0) + costs.head
+            together += max((durations[Kind.FORWARD][chunk] for chunk in forwards), default=0.0)
         for stage, _, action in actions:
-            if action.kind is not Kind.FORWARD:
-                busy_until[stage] = max(busy_until[stage], after_head)
+            if action.kind is not Kind.FORWARD or not shared.parted[tick]:
+                busy_until[stage] = max(busy_until[stage], together)
             starts[stage].append(busy_until[stage])
             busy_until[stage] += durations[action.kind][action.chunk]
         now = max(busy_until.values(), default=now)

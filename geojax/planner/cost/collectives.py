@@ -5,6 +5,7 @@ Their bytes are those of `geojax.planner.traffic`, which a test holds to traced 
 
 import functools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from geojax.models import AnyModel, ModelConfig, OwnModel
 from geojax.models.chunk.remat import Remat
@@ -90,6 +91,50 @@ def _tensor(times: LayerTimes, networks: SiteNetworks, *, layers: int) -> Piece:
     travel in t pieces beside their product and expose one (TransformerEngine's "comm+GEMM
     overlap"; Wang et al. 2023, "Overlap Communication with Dependent Computation").
     """
+    made, joint = _tensor_passes(times, networks, layers), joint_share(times) if layers else 0.0
+    exposed = [
+        (1 - joint) * alone + joint * together
+        for alone, together in zip(made.alone, made.together, strict=True)
+    ]
+    network = networks.group(("tensor",))
+    return Piece(
+        "tensor collectives",
+        "predicted bytes over NVLink's bandwidth and steps of its ring "
+        "(geojax.planner.traffic.tensor)",
+        exposed[0],
+        exposed[1],
+        hidden=sum(made.seconds) - sum(exposed),
+        bytes=made.bytes,
+        messages=2 * made.messages * network.steps,
+        network=network.network,
+    )
+
+
+def seconds_apart(times: LayerTimes, networks: SiteNetworks) -> float:
+    """Time what a layer's messages over `tensor` take longer in a tick that is not joint.
+
+    It is 0 for a layout that has no joint ticks.
+    """
+    if times.layout.mesh.tensor == 1 or not joint_share(times):
+        return 0.0
+    made = _tensor_passes(times, networks, 1)
+    return sum(made.alone) - sum(made.together)
+
+
+class _TensorPasses(NamedTuple):
+    """Collectives over `tensor` of a layer, forwards and backwards, or of embedding and head."""
+
+    bytes: float
+    messages: int
+    """Messages of a pass."""
+    seconds: list[float]
+    alone: list[float]
+    """Seconds beside which nothing is computed, of a pass by itself."""
+    together: list[float]
+    """The same of a pass in one branch with the other one."""
+
+
+def _tensor_passes(times: LayerTimes, networks: SiteNetworks, layers: int) -> _TensorPasses:
     layout, dtype = times.layout, policy(times.layout.precision).compute_dtype.name
     network = networks.group(("tensor",))
     size = layout.microbatch_size, int(times.layout.batch.sequence_length / layout.mesh.context)
@@ -100,21 +145,10 @@ def _tensor(times: LayerTimes, networks: SiteNetworks, *, layers: int) -> Piece:
     beside = beside_products(times, network, plain / (4 * _REGIONS)) if layers else Beside()
     pieces = layout.mesh.tensor if times.execution.pipelined_tensor else 1
     took = [network.seconds(each, messages) for each in (forward, backward)]
-    exposed = [took[0] / pieces - beside.forward, took[1] / pieces - beside.backward]
-    if layers and (joint := joint_share(times)):
-        first = network.seconds(plain / (4 * _REGIONS), 1)
-        exposed = [(1 - joint) * each + joint * min(each, first) for each in exposed]
-    return Piece(
-        "tensor collectives",
-        "predicted bytes over NVLink's bandwidth and steps of its ring "
-        "(geojax.planner.traffic.tensor)",
-        exposed[0],
-        exposed[1],
-        hidden=sum(took) - sum(exposed),
-        bytes=sent,
-        messages=2 * messages * network.steps,
-        network=network.network,
-    )
+    alone = [took[0] / pieces - beside.forward, took[1] / pieces - beside.backward]
+    first = network.seconds(plain / (4 * _REGIONS), 1)
+    together = [min(each, first) for each in alone]
+    return _TensorPasses(sent, messages, took, alone, together)
 
 
 @functools.lru_cache(maxsize=1024)

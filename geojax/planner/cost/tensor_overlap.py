@@ -66,8 +66,7 @@ def joint_share(times: LayerTimes) -> float:
     """Return the share of the passes of a layer that are in a tick with one of the other kind.
 
     Before the first backward, and after the last forward, a pipeline of p stages and m microbatches
-    has ticks of one kind: p / m of either. Of v chunks a stage, one in v ticks has the head between
-    its forwards and backwards.
+    has ticks of one kind: p / m of either.
     """
     layout = times.layout
     chunks = layout.placement.chunks
@@ -76,8 +75,7 @@ def joint_share(times: LayerTimes) -> float:
     platform = platform_of_accelerator(times.site.accelerator)
     if not times.execution.gradients_last or not has_joint_ticks(layout, most, platform):
         return 0.0
-    alone = 1 / layout.pipeline.virtual_stages
-    return max(0.0, 1 - layout.pipeline_stages / layout.batch.microbatches) * (1 - alone)
+    return max(0.0, 1 - layout.pipeline_stages / layout.batch.microbatches)
 
 
 def orders_collectives(times: LayerTimes) -> bool:

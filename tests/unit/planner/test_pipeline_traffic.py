@@ -51,6 +51,12 @@ CASES = {
         {"stage": 2, "tensor": 2},
         {"sequence_parallel": True, "remat": "full"},
     ),
+    "shared head": ("interleaved", IN_EACH | {"tensor": 2}, OVERLAP | {"head": "positions"}),
+    "shared head, through sites": (
+        "branch_free",
+        THROUGH_SITES | {"tensor": 2},
+        {"dc_role": "stage", "sequence_parallel": True, "head": "positions"},
+    ),
     "dense layers first, tensor": ("1f1b", THROUGH_SITES | {"tensor": 2}, {"dc_role": "stage"}),
     "dense layers first, sequence": (
         "zero_bubble_h1",
@@ -75,6 +81,8 @@ def hops_of(placement, stages_per_site):
 
 def plan_of(schedule, axes, options):
     """Two layers to each chunk."""
+    options = dict(options)
+    shares = axes["stage"] if options.pop("head", None) else 1
     through_sites = options.get("dc_role") == "stage"
     sites = [axes["stage"]] * (axes["dc"] if through_sites else 1)
     placement = Placement.interleaved(sites, 2 if schedule == "interleaved" else 1)
@@ -86,8 +94,10 @@ def plan_of(schedule, axes, options):
         policy("fp32"),
         MICROBATCHES,
         bucket_bytes=4096,
-        staged_layers=StagedLayers(placement, (2,) * placement.chunks),
-        tick_program=TickProgram.of(table, branch_free=schedule == "branch_free"),
+        staged_layers=StagedLayers(placement, (2,) * placement.chunks, shares),
+        tick_program=TickProgram.of(
+            table, branch_free=schedule == "branch_free", shares_head=shares > 1
+        ),
         **options,
     )
 
@@ -109,10 +119,18 @@ def test_bytes_over_each_axis_are_those_of_the_program(name):
         assert between_sites == ({"collective-permute"} if through_sites else set())
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zero_bubble_h1"])
-def test_by_their_ticks_all_stages_send_what_one_stage_would(schedule):
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("1f1b", {}),
+        ("interleaved", {}),
+        ("zero_bubble_h1", {}),
+        ("interleaved", {"head": "positions"}),
+    ],
+)
+def test_by_their_ticks_all_stages_send_what_one_stage_would(schedule, options):
     model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
-    plan = plan_of(schedule, {"stage": 2, "tensor": 2}, {})
+    plan = plan_of(schedule, {"stage": 2, "tensor": 2}, options)
     model = model.with_stacked_layers(plan.staged_layers.layers)
     _, counted = traced_step(model, plan, ROWS, SEQUENCE)
     stages = stage_bytes(counted, plan)

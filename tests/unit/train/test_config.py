@@ -69,6 +69,7 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
         (("--mesh.data", "16"), "; 16 would"),
         (("--batch.microbatches", "3"), "microbatches=3 = 3; 6 or 9 would"),
         (("--mesh.stage", "2", "--zero.stage", "2"), "zero.stage=2 requires one pipeline stage"),
+        (("--pipeline.head", "positions"), "pipeline.head=positions requires mesh.stage of 2"),
         (
             ("--mesh.dc=2", "--dc.role=stage", "--communication.overlap_grad_reduce=true"),
             "overlap_grad_reduce requires dc.role=data",

@@ -19,11 +19,13 @@ from geojax.planner.resolve.traced_run import trace_run
 from geojax.precision import policy
 from geojax.sharding import bytes_per_device
 from geojax.step.config_plan import make_run_mesh
+from geojax.step.plan import SIGNALS
 from geojax.step.program import batch_shape, trace_evaluation
 from geojax.step.state import state_layouts
 from geojax.train.compiled_run import CompiledRun
 
 QUICKSTART = Path(__file__).parents[3] / "configs" / "quickstart.yaml"
+NO_REQUESTS = dict.fromkeys(SIGNALS, False)
 SHAPE = ("--model", "tiny", "--batch.sequence_length", "128", "--batch.global_batch_size", "64")
 
 
@@ -98,3 +100,26 @@ def test_a_run_without_validation_sets_compiles_no_pass(monkeypatch):
     monkeypatch.setattr("geojax.train.compiled_run.trace_evaluation", refuse)
     run = run_of(1)
     assert CompiledRun.build(run.config, run.resolved, run.plan).evaluation_program is None
+
+
+def test_stages_that_share_the_head_evaluate_and_train_alike():
+    """In each of two sites, to whose stages positions do not divide, and in the last of two."""
+    shape = ("--mesh.dc", "2", "--mesh.stage", "2", "--batch.sequence_length", "126")
+    options = ("--batch.microbatches", "4", "--model.num_hidden_layers", "4")
+    layouts = {
+        "in each": ("--mesh.data", "1", "--mesh.tensor", "2", "--parallelism.sequence", "true"),
+        "through both": ("--mesh.data", "2", "--dc.role", "stage"),
+    }
+    for layout in layouts.values():
+        found = []
+        for head in ("last_stage", "positions"):
+            given = (*SHAPE, *shape, *options, *layout, "--pipeline.head", head)
+            config = RunConfig.load(QUICKSTART, given)
+            run = compiled_run(config, make_run_mesh(config), validate=True)
+            batch, state = random_batch(config), run.initial_state()
+            evaluated = jax.device_get(run.evaluate(state, batch))
+            found.append((evaluated, jax.device_get(run.step(state, batch, NO_REQUESTS)[1])))
+        (alone, before), (shared, after) = found
+        np.testing.assert_allclose(shared, alone, rtol=1e-6)
+        for name in ("loss", "gradient_norm"):
+            np.testing.assert_allclose(after[name], before[name], rtol=1e-5)

@@ -122,6 +122,22 @@ def test_a_word_that_is_not_auto_is_refused(load):
         load("--pipeline.hop_ticks", "many")
 
 
+@pytest.mark.parametrize(
+    ("platform", "given", "made"),
+    [
+        ("cpu", "auto", "last_stage"),
+        ("cpu", "positions", "positions"),
+        ("gpu", "auto", "positions"),
+        ("gpu", "last_stage", "last_stage"),
+    ],
+)
+def test_stages_share_the_head_as_given_or_where_it_gains_on_gpus(load, platform, given, made):
+    pipeline = {"schedule": "1f1b", "head": given}
+    config = load(mesh=STAGES["mesh"], pipeline=pipeline, batch=LONG)
+    mesh = abstract_mesh(config.mesh.model_dump(), platform=platform)
+    assert resolved_plan(config, mesh).layout.pipeline.head == made
+
+
 @pytest.mark.parametrize(("given", "made"), [("auto", 1), (2, 2)])
 def test_parts_of_the_stream_are_as_given_and_one_on_cpus(load, given, made):
     sizes = {"dc": 2, "data": 192, "tensor": 2}

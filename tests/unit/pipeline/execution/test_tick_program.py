@@ -25,6 +25,8 @@ from geojax.pipeline import (
 )
 from geojax.pipeline.execution.ring_pool import RingLeaf, RingPool, RingRows
 from geojax.pipeline.execution.tick_program import NOTHING, TickProgram, repetitions
+from geojax.pipeline.generators.paired import paired_interleaved
+from geojax.pipeline.ticks import Packing, in_ticks
 
 GARBAGE = "garbage"
 FORWARD, BACKWARD, WEIGHT, ARRIVAL = range(4)
@@ -333,3 +335,25 @@ def test_passes_are_joint_unless_the_backward_reads_what_the_forward_makes(sched
         assert joint[place] == (not (same and backward.chunk == last))
     assert joint.sum() <= len(both)
     assert (joint == 1).any()
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_shared_head_is_in_the_ticks_of_the_last_backwards_on_all_stages(turn):
+    placement = Placement.interleaved([2], 2)
+    hops = (1,) * (placement.chunks - 1)
+    order = paired_interleaved(placement, 4, hops, turn=turn)
+    table = in_ticks(order, hops, hops, Packing.TOGETHER)
+    assert table.turns_later == bool(turn)
+    program = TickProgram.of(table, branch_free=False, joint=True, shares_head=True)
+    columns, last = program.columns, placement.stage_of[-1]
+    heads = columns["head.microbatch"]
+    assert (heads == heads[:, :1]).all(), "stages take one branch"
+    ends = table.last_chunk_ticks
+    assert [heads[tick, 0] for tick in ends[:, 1]] == list(range(4))
+    assert [columns["head.of_forward"][tick, 0] for tick in ends[:, 0]] == list(range(4))
+    assert (heads != NOTHING).sum() == 2 * 4
+    slots = columns["head.slot"]
+    assert (slots[ends[:, 1], last] == columns["B.input"][ends[:, 1], last]).all()
+    assert (slots != NOTHING).sum() == 4
+    joint = columns["joint"][ends[:, 1]]
+    assert joint.any() == bool(turn), "a head between the passes parts them"

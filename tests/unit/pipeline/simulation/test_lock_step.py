@@ -1,5 +1,6 @@
 """Tables of ticks: how many they take, and what they cost in lock-step."""
 
+import dataclasses
 import random
 
 import pytest
@@ -15,6 +16,7 @@ from geojax.pipeline import (
     simulate,
     tick_table,
 )
+from geojax.pipeline.generators.paired import paired_interleaved
 from geojax.pipeline.generators.warmup import with_warmups
 from geojax.pipeline.rules import validate_table
 from geojax.pipeline.simulation.lock_step import lock_step_seconds
@@ -160,3 +162,27 @@ def test_the_time_alone_is_that_of_the_timeline(name, cut):
 def test_one_chunk_has_no_hops():
     table = tick_table("branch_free", Placement.linear(1), 3, ())
     assert lock_step_seconds(table, Costs.uniform(1, 1.0, 2.0)) == 9
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_shared_head_comes_first_or_between_the_passes(turn):
+    """Two stages, a forward of 1 and 2 s, a backward of 3 and 1 s, and a head of 10 s."""
+    costs = Costs((1.0, 2.0), (3.0, 1.0), (0.0, 0.0), (Hop(),), head=10.0, apart=5.0)
+
+    def table(microbatches):
+        order = paired_interleaved(Placement.linear(2), microbatches, (1,), turn=turn)
+        return in_ticks(order, (1,), (1,), Packing.TOGETHER)
+
+    few, more = (lock_step_seconds(table(microbatches), costs) for microbatches in (4, 6))
+    assert few == pytest.approx(lock_step(table(4), costs).seconds)
+    # Between the passes: 2 + 10 + 3, and what parts them. Before both: 10 + max(1 + 3, 2 + 1).
+    assert more - few == pytest.approx(2 * (14 if turn else 20))
+
+
+def test_a_turn_in_one_tick_is_avoided_where_it_parts_what_runs_together():
+    placement = Placement.interleaved([2], 2)
+    hops = (1,) * (placement.chunks - 1)
+    costs = Costs.uniform(placement.chunks, 1.0, 2.0)
+    apart = dataclasses.replace(costs, apart=0.5)
+    assert not tick_table("interleaved", placement, 16, hops, costs=costs).turns_later
+    assert tick_table("interleaved", placement, 16, hops, costs=apart).turns_later
