@@ -13,6 +13,8 @@ from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
+from geojax.pipeline.generators.paired import paired_interleaved
+from geojax.pipeline.ticks import Packing, in_ticks
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.collectives import layer_collectives
 from geojax.planner.cost.execution import GEOJAX
@@ -113,24 +115,46 @@ def test_parts_of_the_stream_travel_while_others_are_multiplied():
     assert modelled <= share_beside_products(program, plan) + 0.05
 
 
-@needs_cuda
-def test_a_forward_and_a_backward_in_one_tick_hide_what_either_sends():
-    model = MODEL.replace(num_hidden_layers=2)
+def joint_plan(table, *, shares_head):
+    """Two stages of a layer each, whose passes of one tick are one branch."""
     mesh = make_mesh(stage=2, tensor=TENSOR, devices=h100_devices(sites=1, hosts=2))
-    placement = Placement.linear(2)
     plan = step_plan_on(
         mesh,
         policy("bf16"),
         8,
         sequence_parallel=True,
         remat="selective",
-        staged_layers=StagedLayers(placement, (1, 1)),
-        tick_program=TickProgram.of(
-            tick_table("1f1b", placement, 8, [1]), branch_free=False, joint=True
-        ),
+        staged_layers=StagedLayers(Placement.linear(2), (1, 1), 2 if shares_head else 1),
+        tick_program=TickProgram.of(table, branch_free=False, joint=True, shares_head=shares_head),
     )
-    plan = dataclasses.replace(plan, layout=plan.layout.changed(pipeline={"schedule": "1f1b"}))
+    return dataclasses.replace(plan, layout=plan.layout.changed(pipeline={"schedule": "1f1b"}))
+
+
+@needs_cuda
+def test_a_forward_and_a_backward_in_one_tick_hide_what_either_sends():
+    model = MODEL.replace(num_hidden_layers=2)
+    plan = joint_plan(tick_table("1f1b", Placement.linear(2), 8, [1]), shares_head=False)
     # Of fourteen messages of a tick embedding and head, in branches of their own, have four.
     beside = share_beside_products(compiled_step(plan, model), plan) * 14 / 10
+    assert beside > 0.75
+    assert hidden_share_of_model(plan, microbatches=10**6, global_batch_size=10**6) <= beside + 0.05
+
+
+@needs_cuda
+def test_a_head_that_stages_share_leaves_passes_joint_and_sends_the_stream_once_each_way():
+    model = MODEL.replace(num_hidden_layers=2)
+    order = paired_interleaved(Placement.linear(2), 8, (1,), turn=1)
+    plan = joint_plan(in_ticks(order, (1,), (1,), Packing.TOGETHER), shares_head=True)
+    program = compiled_step(plan, model)
+    stream = SEQUENCE // TENSOR * model.hidden_size * 2
+    over_stages = [
+        each
+        for each in collective_traffic(program, plan.mesh).collectives
+        if each.axes == ("stage",) and each.in_loop and each.kind != "collective-permute"
+    ]
+    assert sorted(each.kind for each in over_stages) == ["all-gather", "reduce-scatter"]
+    assert [each.bytes_sent / each.executions for each in over_stages] == [stream / 2] * 2
+    # Of fourteen messages of a tick four are of embedding and head.
+    beside = share_beside_products(program, plan) * 14 / 10
     assert beside > 0.75
     assert hidden_share_of_model(plan, microbatches=10**6, global_batch_size=10**6) <= beside + 0.05
