@@ -21,6 +21,7 @@ from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import forward_layer
 from geojax.models.parameters import declarations
 from geojax.models.transformer import read_by_head
+from geojax.pipeline.execution.shared_head import SharedHead
 from geojax.pipeline.schedule import LayerBytes
 from geojax.planner.cost.held_bytes import held_bytes
 from geojax.planner.memory_phases import StepPieces
@@ -99,7 +100,11 @@ def _of_rank(
         cotangents,
     )
     last = read_by_head(others, run.model)
-    of_head = _trace(functions.head_gradients, last, cotangents[0], microbatch)
+    head, staged = functions.head_gradients, run.plan.staged_layers
+    if staged is not None and staged.head_shares > 1:
+        axes, stages = run.plan.stage_axes, staged.head_stages
+        head = SharedHead(functions, axes, stages, staged.last_stage).gradients
+    of_head = _trace(head, last, cotangents[0], microbatch)
     of_embedding = _trace(
         lambda saved, first, made, batch: functions.embed_gradients(
             first, dataclasses.replace(embedding, saved=saved), made, batch
