@@ -41,7 +41,7 @@ from geojax.collectives.wire_format import (
 from geojax.runtime.platform import GPU, site_exchange, target_platform
 
 _LINK_STREAM = "1"
-"""The communication stream of sums over sites that travel beside other collectives."""
+"""The communication stream of sums that travel beside loops with collectives of their own."""
 
 
 class SumWithError(NamedTuple):
@@ -157,7 +157,7 @@ def exchange_together(sums: Sequence[SiteSum], *, own_stream: bool = False) -> l
     if not inter:
         return list(sums)
     sites = _sites(inter)
-    on_stream = _on_link_stream if own_stream and target_platform() is GPU else lambda x: x
+    on_stream = functools.partial(on_link_stream, own_stream=own_stream)
     received: Iterable[tuple[jax.Array, ...]]
     match site_exchange(target_platform(), sites, messages=wire is not None):
         case "psum":
@@ -233,8 +233,10 @@ def _derivative(
     return (total, error), (tangent, to_varying(jnp.zeros_like(error), varying_axes(error)))
 
 
-def _on_link_stream(received: jax.Array) -> jax.Array:
-    """Tell XLA the stream of the collective that made `received`."""
+def on_link_stream(received: jax.Array, *, own_stream: bool) -> jax.Array:
+    """Tell XLA for GPUs, with `own_stream`, that `received` was made on the link's stream."""
+    if not own_stream or target_platform() is not GPU:
+        return received
     tagged: jax.Array = set_xla_metadata(received, _xla_stream_annotation=_LINK_STREAM)
     return tagged
 

@@ -166,10 +166,12 @@ def start_all_reduce(
     bucket_bytes: BucketBytes = "auto",
     wire: WireFormat | None = None,
     error_feedback: Any = None,
+    own_stream: bool = False,
 ) -> Reduction:
     """Start an `all_reduce`, which has the same arguments: sum inside the site, and encode.
 
-    Unlike `all_reduce` it has no derivative where there is a wire format.
+    Unlike `all_reduce` it has no derivative where there is a wire format. With `own_stream`, on
+    GPUs the sum inside the site is on a stream that no other collective uses.
 
     Example:
         >>> mesh = geojax.make_mesh(dc=2, data=4)
@@ -182,8 +184,9 @@ def start_all_reduce(
         [8.0]
     """
     axes = SiteAxes.resolve(intra, inter)
+    limit = _limit(bucket_bytes, wire)
     buckets, shares = flat_buckets(
-        tree, error_feedback, axes, _limit(bucket_bytes, wire), block_of(wire)
+        tree, error_feedback, axes, limit, block_of(wire), own_stream=own_stream
     )
     return _start(buckets, shares, wire, keep_errors=error_feedback is not None)
 
@@ -268,14 +271,17 @@ def start_reduce_scatter(
     bucket_bytes: BucketBytes = "auto",
     wire: WireFormat | None = None,
     error_feedback: Any = None,
+    own_stream: bool = False,
 ) -> Reduction:
     """Start a `reduce_scatter`, which has the same arguments: sum inside the site, and encode.
 
-    Unlike `reduce_scatter` it has no derivative where there is a wire format.
+    Unlike `reduce_scatter` it has no derivative where there is a wire format. `own_stream` is that
+    of `start_all_reduce`.
     """
     axes = SiteAxes.resolve(intra, inter)
+    limit = _limit(bucket_bytes, wire)
     buckets, blocks = block_buckets(
-        tree, error_feedback, dims, axes, _limit(bucket_bytes, wire), block_of(wire)
+        tree, error_feedback, dims, axes, limit, block_of(wire), own_stream=own_stream
     )
     return _start(buckets, blocks, wire, keep_errors=error_feedback is not None)
 

@@ -25,7 +25,7 @@ from geojax.collectives.buckets import (
     plan_elements,
     share_length,
 )
-from geojax.collectives.exchange import SumWithError
+from geojax.collectives.exchange import SumWithError, on_link_stream
 from geojax.collectives.like_trees import (
     PyTree,
     leaf_names,
@@ -76,11 +76,18 @@ class FlatBuckets:
 
 
 def flat_buckets(
-    tree: PyTree, errors: PyTree | None, axes: SiteAxes, bucket_bytes: int | None, block: int
+    tree: PyTree,
+    errors: PyTree | None,
+    axes: SiteAxes,
+    bucket_bytes: int | None,
+    block: int,
+    *,
+    own_stream: bool = False,
 ) -> tuple[FlatBuckets, list[jax.Array]]:
     """Plan an all-reduce; return also this rank's share of each bucket, summed inside the site.
 
-    The errors of the step before count once a site. `block` is that of the wire format.
+    The errors of the step before count once a site. `block` is that of the wire format. With
+    `own_stream` the sums are on the link's stream.
     """
     leaves, structure = _summands(tree)
     shapes = tuple(leaf.shape for leaf in leaves)
@@ -105,9 +112,10 @@ def flat_buckets(
         if not axes.intra:
             return vector
         if not axes.inter:
-            return lax.psum(vector, axes.intra)
+            return on_link_stream(lax.psum(vector, axes.intra), own_stream=own_stream)
         whole = axes.ranks * share_length(vector.size, axes.ranks, block)
-        return scatter(jnp.pad(vector, (0, whole - vector.size)), 0, axes)
+        padded = jnp.pad(vector, (0, whole - vector.size))
+        return on_link_stream(scatter(padded, 0, axes), own_stream=own_stream)
 
     layout = FlatBuckets(plan, shapes, structure, axes)
     shares = [share(bucket.pad(bucket.take(by_leaf, dim=0), 0)) for bucket in plan.buckets]
@@ -157,12 +165,18 @@ def block_buckets(
     axes: SiteAxes,
     bucket_bytes: int | None,
     block: int,
+    *,
+    own_stream: bool = False,
 ) -> tuple[BlockBuckets, list[jax.Array]]:
     """Plan a reduce-scatter; return also this rank's block of each bucket, summed inside the site.
 
     A leaf that is a bucket by itself is sent as it lies. The errors of the step before are added.
-    `block` is that of the wire format.
+    `block` is that of the wire format. With `own_stream` the sums are on the link's stream.
     """
+
+    def scattered(x: jax.Array, dim: int) -> jax.Array:
+        return on_link_stream(scatter(x, dim, axes), own_stream=own_stream)
+
     leaves, structure = _summands(tree)
     _refuse_summed(tree, leaves, axes)
     leaves = [axes.drop_singles(leaf) for leaf in leaves]
@@ -181,10 +195,10 @@ def block_buckets(
     for bucket in plan.buckets:
         leaf = bucket.pieces[0].leaf
         if leaf in unmerged:
-            own = scatter(layouts[leaf].pad(leaves[leaf]), layouts[leaf].dim, axes)
+            own = scattered(layouts[leaf].pad(leaves[leaf]), layouts[leaf].dim)
             error = given.get(leaf)
         else:
-            own = bucket.pad(scatter(bucket.take(rows, dim=1), 0, axes), 1)
+            own = bucket.pad(scattered(bucket.take(rows, dim=1), 0), 1)
             error = bucket.pad(bucket.take(error_rows, dim=0)[None], 1) if given else None
         blocks.append(own if error is None else own + error)
     return BlockBuckets(plan, layouts, structure, axes), blocks

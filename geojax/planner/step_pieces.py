@@ -7,7 +7,7 @@ or microbatches is traced, and no device is touched.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 
 from geojax.models import AnyModel, OwnModel
 from geojax.models.attention.workspace import workspace_bytes
+from geojax.models.chunk.chunk import HeadGradients
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import forward_layer
 from geojax.models.parameters import declarations
@@ -100,7 +101,8 @@ def _of_rank(
         cotangents,
     )
     last = read_by_head(others, run.model)
-    head, staged = functions.head_gradients, run.plan.staged_layers
+    head: Callable[..., HeadGradients] = functions.head_gradients
+    staged = run.plan.staged_layers
     if staged is not None and staged.head_shares > 1:
         axes, stages = run.plan.stage_axes, staged.head_stages
         head = SharedHead(functions, axes, stages, staged.last_stage).gradients

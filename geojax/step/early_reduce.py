@@ -70,11 +70,22 @@ class EarlyReduce:
         """The tick after which each part is ready."""
         return early_parts(self.layouts, self.plan)
 
-    def start(self, part: Part, sums: StageWeights) -> GradReduce:
-        """Sum a part in the site, ready to be exchanged; other parts of `sums` are not read."""
-        layouts = self._pieces[part]
-        gradients = self._cut(self.to_parameters(sums), layouts)
-        return start_grad_reduce(gradients, self._errors(layouts), layouts, self.plan.one_message)
+    @property
+    def scatter_ticks(self) -> int:
+        """The ticks beside which a part is summed in the site."""
+        return self.plan.scatter_ticks
+
+    def take(self, part: Part, sums: StageWeights) -> dict[Piece, jax.Array]:
+        """Copy a part of the gradients; others of `sums` are not read."""
+        return self._cut(self.to_parameters(sums), self._pieces[part])
+
+    def start(self, part: Part, taken: dict[Piece, jax.Array]) -> GradReduce:
+        """Sum a part in the site, ready to be exchanged."""
+        layouts, plan = self._pieces[part], self.plan.one_message
+        beside_ticks = self.scatter_ticks > 0
+        return start_grad_reduce(
+            taken, self._errors(layouts), layouts, plan, own_stream=beside_ticks
+        )
 
     def exchange(self, started: GradReduce) -> GradReduce:
         """Send a part to the other sites, and receive theirs, beside the collectives of ticks."""

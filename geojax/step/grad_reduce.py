@@ -196,7 +196,13 @@ def accumulate_in_site(accumulated: Any, gradients: Any, layouts: Any, plan: Ste
 
 @jax.named_scope("reduce_gradients")
 def start_grad_reduce(
-    gradients: Any, error_feedback: Any, layouts: Any, plan: StepPlan, *, scattered: bool = False
+    gradients: Any,
+    error_feedback: Any,
+    layouts: Any,
+    plan: StepPlan,
+    *,
+    scattered: bool = False,
+    own_stream: bool = False,
 ) -> GradReduce:
     """Sum gradients inside the site and encode what will cross.
 
@@ -206,6 +212,7 @@ def start_grad_reduce(
         layouts: the `LeafLayout` of each leaf.
         plan: how the step runs.
         scattered: the gradients are shards from `intra_site_reduce_scatter`.
+        own_stream: on GPUs the sums in the site are on a stream that no other collective uses.
     """
     leaves, structure = jax.tree.flatten(gradients)
     leaf_layouts = tuple(jax.tree.leaves(layouts))
@@ -227,7 +234,8 @@ def start_grad_reduce(
         before = None
         if errors is not None:
             before = [errors[i].reshape(_site_shard_shape(leaf_layouts[i])) for i in positions]
-        sums.append(_start(key, [leaves[i] for i in positions], before, own, plan, scattered))
+        own_leaves = [leaves[i] for i in positions]
+        sums.append(_start(key, own_leaves, before, own, plan, scattered, own_stream))
     return GradReduce(
         tuple(sums),
         tuple(map(tuple, groups.values())),
@@ -296,6 +304,7 @@ def _start(
     layouts: list[LeafLayout],
     plan: StepPlan,
     scattered: bool,
+    own_stream: bool,
 ) -> Reduction | list[jax.Array]:
     bucket_bytes = plan.bucket_bytes
     summed_over_others = any(plan.mesh.shape[axis] > 1 for axis in key.other_axes)
@@ -316,8 +325,11 @@ def _start(
             bucket_bytes=bucket_bytes,
             wire=plan.wire_format,
             error_feedback=errors,
+            own_stream=own_stream,
         )
-    shards = leaves if scattered else _scatter(key.site_axes, leaves, layouts, plan)
+    shards = leaves
+    if not scattered:
+        shards = _scatter(key.site_axes, leaves, layouts, plan, own_stream=own_stream)
     if key.across_sites:
         assert errors is None, "shards across sites are summed without a wire format"
         return all_reduce(shards, key.other_axes, (), bucket_bytes=bucket_bytes)
@@ -328,6 +340,7 @@ def _start(
         bucket_bytes=bucket_bytes,
         wire=plan.wire_format,
         error_feedback=errors,
+        own_stream=own_stream,
     )
 
 
@@ -336,16 +349,20 @@ def _scatter(
     leaves: list[jax.Array],
     layouts: list[LeafLayout],
     plan: StepPlan,
+    *,
+    own_stream: bool = False,
 ) -> list[jax.Array]:
     if site_axes is None:
         return leaves
-    return reduce_scatter(
+    made: list[jax.Array] = start_reduce_scatter(
         [_padded(leaf, layout) for leaf, layout in zip(leaves, layouts, strict=True)],
         site_axes,
         (),
         dims=[shard_dim(layout) for layout in layouts],
         bucket_bytes=plan.bucket_bytes,
-    )
+        own_stream=own_stream,
+    ).done()
+    return made
 
 
 def _zero_unless_held(leaf: jax.Array, layout: LeafLayout) -> jax.Array:

@@ -79,6 +79,10 @@ class StepPlan:
     many layers. More layers hide a longer round trip. It divides the model's layers. In a pipeline
     it counts layers of a stage, in whole chunks and at least one."""
 
+    scatter_ticks: int = 0
+    """With `overlap_grad_reduce` in a pipeline: ticks beside which a bucket is summed in the site,
+    before it crosses beside the others."""
+
     islands: int = 1
     """Sites with a runtime each that train together, the mesh being one of them; 1: the mesh holds
     all sites."""

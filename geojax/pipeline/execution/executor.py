@@ -12,8 +12,8 @@ that are never used. With `joint` a forward and a backward of one stage that do 
 other makes are one branch, in which each computes while the other's messages travel. Buffers begin
 as NaN, so that a value that leaks from a bubble shows.
 
-Where parts of the gradients are to leave early, the loop ends when one is whole on all stages, and
-another loop runs the ticks that remain, while it travels.
+Where parts of the gradients are to leave early, the loop ends when one is whole on all stages.
+Others run the ticks until the next one is, while it is summed in the site, then between sites.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ from geojax.collectives.axes import (
 from geojax.models.chunk.chunk import Microbatch, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.frozen import trained_part
-from geojax.pipeline.execution.ready_parts import Part, cut_after
+from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
 from geojax.pipeline.execution.ring_pool import RingRows
 from geojax.pipeline.execution.shared_head import SharedHead
@@ -62,11 +62,18 @@ class EarlyReduction(Protocol):
     def parts(self) -> Mapping[Part, int]:
         """The tick after which each part is whole on all stages."""
 
-    def start(self, part: Part, sums: StageWeights) -> Any:
-        """Prepare a part to be sent: a pytree of arrays, for which the next loop waits."""
+    @property
+    def scatter_ticks(self) -> int:
+        """The ticks beside which a part is summed in the site; 0: nothing is."""
+
+    def take(self, part: Part, sums: StageWeights) -> Any:
+        """Copy a part: a pytree of arrays."""
+
+    def start(self, part: Part, taken: Any) -> Any:
+        """Sum it in the site, ready to be sent: a pytree of arrays."""
 
     def exchange(self, started: Any) -> Any:
-        """Send what was prepared, beside the next loop: a pytree of arrays."""
+        """Send it to the other sites, beside a loop: a pytree of arrays."""
 
 
 class _State(NamedTuple):
@@ -166,42 +173,63 @@ class _Run:
         return RingRows.of(self._program, self._layers.pool, self._layers_per_chunk)
 
     def gradients(self, early: EarlyReduction | None) -> PipelineGradients:
-        ticks = self._stage_ticks()
-        state = self._start()
+        ticks, state = self._stage_ticks(), self._start()
         parts = {} if early is None else early.parts
+        firsts = [tick + 1 for tick in parts.values()]
+        state = self._run_ticks(ticks, state, 0, firsts[0] if firsts else self._program.ticks.ticks)
         exchanged: dict[Part, Any] = {}
-        for segment in cut_after(self._program.segments, parts.values()):
-            rows = ticks[segment.first : segment.end]
-            rows = rows.reshape(segment.repeats, len(segment.pattern), -1)
-            state, _ = lax.scan(functools.partial(self._pattern, segment.pattern), state, rows)
-            for part, tick in parts.items():
-                if early is not None and tick == segment.end - 1:
-                    state = self._send_early(early, part, state, exchanged)
-        state = self._await(exchanged, state)  # so that the last part, too, is beside its loop
+        for part, first, end in zip(
+            parts, firsts, [*firsts[1:], self._program.ticks.ticks], strict=True
+        ):
+            assert early is not None, "without it there are no parts"
+            state, exchanged[part] = self._send_early(early, part, state, ticks, first, end)
+        if exchanged:  # gathers of what arrived come after all ticks
+            exchanged, state = barrier((exchanged, state))
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums, exchanged)
 
-    def _send_early(
-        self, early: EarlyReduction, part: Part, state: _State, exchanged: dict[Part, Any]
-    ) -> _State:
-        """Send a part after those before it have arrived, and put it into `exchanged`.
-
-        The two barriers leave a compiler one order: earlier messages arrive, the part is prepared,
-        and only what crosses between sites is beside the next loop.
-        """
-        state = self._await(exchanged, state)
-        started, state = barrier((early.start(part, after(state.sums, state.loss)), state))
-        exchanged[part] = early.exchange(started)
-        leaves = [leaf for leaf in jax.tree.leaves(exchanged[part]) if leaf.size]
-        return state._replace(loss=functools.reduce(after, leaves, state.loss))
-
-    def _await(self, exchanged: dict[Part, Any], state: _State) -> _State:
-        """Let all that follows begin when the parts have arrived and the ticks are done."""
-        if not exchanged:
-            return state
-        arrived, state = barrier((list(exchanged.values()), state))
-        exchanged.update(zip(list(exchanged), arrived, strict=True))
+    def _run_ticks(self, ticks: jax.Array, state: _State, first: int, end: int) -> _State:
+        """Run the ticks from `first` to before `end`."""
+        for whole in self._program.segments:
+            for segment in whole.part(max(first, whole.first), min(end, whole.end)):
+                rows = ticks[segment.first : segment.end]
+                rows = rows.reshape(segment.repeats, len(segment.pattern), -1)
+                state, _ = lax.scan(functools.partial(self._pattern, segment.pattern), state, rows)
         return state
+
+    def _send_early(
+        self,
+        early: EarlyReduction,
+        part: Part,
+        state: _State,
+        ticks: jax.Array,
+        first: int,
+        end: int,
+    ) -> tuple[_State, Any]:
+        """Run the ticks from `first` to before `end` while a part travels: the state, and the part.
+
+        Barriers leave a compiler one order. The part is copied; its sum in the site is beside the
+        first ticks, what crosses between sites beside the rest; it has arrived when they are done.
+        """
+
+        def beside(sent: Any, state: _State, first: int, end: int) -> _State:
+            leaves = [leaf for leaf in jax.tree.leaves(sent) if leaf.size]
+            state = state._replace(loss=functools.reduce(after, leaves, state.loss))
+            return self._run_ticks(ticks, state, first, end)
+
+        parted = min(first + early.scatter_ticks, end)
+        taken = early.take(part, after(state.sums, state.loss))
+        if parted > first:
+            taken, state = barrier((taken, state))
+        started = early.start(part, taken)
+        if parted > first:
+            state = beside(started, state, first, parted)
+            started = after(started, state.loss)
+        started, state = barrier((started, state))
+        exchanged = early.exchange(started)
+        state = beside(exchanged, state, parted, end)
+        exchanged, state = barrier((exchanged, state))
+        return state, exchanged
 
     def _equal_chunks(self) -> tuple[int, ...]:
         placement = self._program.ticks.schedule.placement
