@@ -41,7 +41,10 @@ from geojax.collectives.wire_format import (
 from geojax.runtime.platform import GPU, site_exchange, target_platform
 
 _LINK_STREAM = "1"
-"""The communication stream of sums that travel beside loops with collectives of their own."""
+"""The communication stream of sums over sites that travel beside other collectives."""
+
+SITE_STREAM = "2"
+"""That of sums in a site that do."""
 
 
 class SumWithError(NamedTuple):
@@ -157,7 +160,7 @@ def exchange_together(sums: Sequence[SiteSum], *, own_stream: bool = False) -> l
     if not inter:
         return list(sums)
     sites = _sites(inter)
-    on_stream = functools.partial(on_link_stream, own_stream=own_stream)
+    on_stream = functools.partial(on_own_stream, stream=_LINK_STREAM if own_stream else None)
     received: Iterable[tuple[jax.Array, ...]]
     match site_exchange(target_platform(), sites, messages=wire is not None):
         case "psum":
@@ -233,11 +236,11 @@ def _derivative(
     return (total, error), (tangent, to_varying(jnp.zeros_like(error), varying_axes(error)))
 
 
-def on_link_stream(received: jax.Array, *, own_stream: bool) -> jax.Array:
-    """Tell XLA for GPUs, with `own_stream`, that `received` was made on the link's stream."""
-    if not own_stream or target_platform() is not GPU:
+def on_own_stream(received: jax.Array, stream: str | None) -> jax.Array:
+    """Tell XLA for GPUs the stream of the collective that made `received`; None: the usual one."""
+    if stream is None or target_platform() is not GPU:
         return received
-    tagged: jax.Array = set_xla_metadata(received, _xla_stream_annotation=_LINK_STREAM)
+    tagged: jax.Array = set_xla_metadata(received, _xla_stream_annotation=stream)
     return tagged
 
 

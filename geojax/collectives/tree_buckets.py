@@ -25,7 +25,7 @@ from geojax.collectives.buckets import (
     plan_elements,
     share_length,
 )
-from geojax.collectives.exchange import SumWithError, on_link_stream
+from geojax.collectives.exchange import SITE_STREAM, SumWithError, on_own_stream
 from geojax.collectives.like_trees import (
     PyTree,
     leaf_names,
@@ -87,7 +87,7 @@ def flat_buckets(
     """Plan an all-reduce; return also this rank's share of each bucket, summed inside the site.
 
     The errors of the step before count once a site. `block` is that of the wire format. With
-    `own_stream` the sums are on the link's stream.
+    `own_stream` the sums are on `SITE_STREAM`.
     """
     leaves, structure = _summands(tree)
     shapes = tuple(leaf.shape for leaf in leaves)
@@ -106,16 +106,18 @@ def flat_buckets(
     )
     by_leaf = dict(enumerate(vectors))
 
+    stream = SITE_STREAM if own_stream else None
+
     def share(vector: jax.Array) -> jax.Array:
         if not vector.size:
             return jnp.zeros((0,), vector.dtype)
         if not axes.intra:
             return vector
         if not axes.inter:
-            return on_link_stream(lax.psum(vector, axes.intra), own_stream=own_stream)
+            return on_own_stream(lax.psum(vector, axes.intra), stream)
         whole = axes.ranks * share_length(vector.size, axes.ranks, block)
         padded = jnp.pad(vector, (0, whole - vector.size))
-        return on_link_stream(scatter(padded, 0, axes), own_stream=own_stream)
+        return on_own_stream(scatter(padded, 0, axes), stream)
 
     layout = FlatBuckets(plan, shapes, structure, axes)
     shares = [share(bucket.pad(bucket.take(by_leaf, dim=0), 0)) for bucket in plan.buckets]
@@ -171,11 +173,12 @@ def block_buckets(
     """Plan a reduce-scatter; return also this rank's block of each bucket, summed inside the site.
 
     A leaf that is a bucket by itself is sent as it lies. The errors of the step before are added.
-    `block` is that of the wire format. With `own_stream` the sums are on the link's stream.
+    `block` is that of the wire format. With `own_stream` the sums are on `SITE_STREAM`.
     """
 
     def scattered(x: jax.Array, dim: int) -> jax.Array:
-        return on_link_stream(scatter(x, dim, axes), own_stream=own_stream)
+        made = scatter(x, dim, axes)
+        return on_own_stream(made, SITE_STREAM if own_stream else None)
 
     leaves, structure = _summands(tree)
     _refuse_summed(tree, leaves, axes)

@@ -137,3 +137,10 @@ class CommunicationSettings(Settings):
     message takes between sites. "auto": as many layers as this time and a tenth of the memory
     allow, by the topology; 1 without one. With pipeline stages inside the sites: layers of a stage,
     in whole chunks and at least one. "auto": those that expose least."""
+
+    scatter_ticks: Annotated[
+        Annotated[int, pydantic.Field(ge=0, le=1024), NUMBER] | AUTO, UNLESS_AUTO
+    ] = "auto"
+    """With `overlap_grad_reduce` and pipeline stages inside the sites: ticks beside which a bucket
+    is summed in its site, before it crosses; at most those until the next bucket is whole. 0: the
+    stages wait for that sum. "auto": those that expose least, on GPUs; otherwise 0."""

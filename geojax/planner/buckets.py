@@ -17,7 +17,7 @@ upper limit of both.
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -25,9 +25,11 @@ import jax
 from geojax.errors import UserError
 from geojax.models import AnyModel
 from geojax.models.frozen import trained_part
+from geojax.planner.cost.networks import RankNetwork
 from geojax.planner.traffic.by_axes import ranks_of
-from geojax.planner.traffic.gradients import GradientMessages, gradient_messages
+from geojax.planner.traffic.gradients import EarlyMessage, GradientMessages, gradient_messages
 from geojax.quantities import quantity
+from geojax.runtime.platform import GPU, platform_of
 from geojax.sharding import SHARD_AXES
 from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 from geojax.step.grad_sinks import warmup_iterations
@@ -48,8 +50,11 @@ UNKNOWN_MEMORY_BYTES = 10**10
 EXPOSED_LATENCY_LIMIT = 0.02
 """The share of a step's time that exposed latency may take without a warning."""
 
-CHOSEN = ("bucket_bytes", "overlap_grad_reduce", "bucket_layers")
+CHOSEN = ("bucket_bytes", "overlap_grad_reduce", "bucket_layers", "scatter_ticks")
 """The fields of a plan that a link may choose."""
+
+_FEW_TICKS = 6
+"""Numbers of ticks for the sum of a part in the site that are compared with all there are."""
 
 _SLACK = 0.01
 """The share of a step that fewer messages may expose more."""
@@ -103,6 +108,9 @@ class ComputeTimes:
     layer_backward: float
     held: int = 1
     """Microbatches that a replica with a runtime of its own holds at once."""
+    site: RankNetwork | None = None
+    """Network of the ranks that share a site's gradients, where their sum may travel beside ticks;
+    None: it may not."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +121,13 @@ class Exposure:
     seconds: float
     latency_seconds: float
     """The part of `seconds` that round trips are to blame for."""
+    in_site_seconds: float = 0.0
+    """Seconds of sums in the site, of parts that leave early, that ticks hide."""
+
+    @property
+    def less_hidden(self) -> float:
+        """The seconds, less what ticks hide of the sums in the site."""
+        return self.seconds - self.in_site_seconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,21 +194,27 @@ def choose_buckets(
             for count in counts:
                 yield dataclasses.replace(chosen, bucket_layers=count)
 
-    choices = [
-        BucketChoice(each, _exposure(gradient_messages(model, layouts, each), each, link, times))
-        for each in candidates()
-    ]
+    choices = []
+    for each in candidates():
+        messages = gradient_messages(model, layouts, each)
+        compared = [each.scatter_ticks]
+        if "scatter_ticks" in auto and times and times.site and platform_of(plan.mesh) is GPU:
+            longest = max((early.ticks for early in messages.early), default=0)
+            compared = [*range(min(longest, _FEW_TICKS)), longest]
+        for ticks in compared:
+            own = dataclasses.replace(each, scatter_ticks=ticks)
+            choices.append(BucketChoice(own, _exposure(messages, own, link, times)))
     if plan.staged_layers is not None:  # of chunks together the least, even by little
         by_overlap = itertools.groupby(choices, lambda choice: choice.plan.overlap_grad_reduce)
         choices = [min(group, key=_seconds_and_count) for _, group in by_overlap]
-    least = min(choice.exposure.seconds for choice in choices)
-    most = least + (_SLACK * times.compute_seconds if times else 0.0)
-    good = [choice for choice in choices if choice.exposure.seconds <= most]
-    return min(good, key=lambda choice: (choice.exposure.messages.count, choice.exposure.seconds))
+    least = min(choice.exposure.less_hidden for choice in choices)
+    within = least + (_SLACK * times.compute_seconds if times else 0.0)
+    good = [choice for choice in choices if choice.exposure.less_hidden <= within]
+    return min(good, key=lambda choice: _seconds_and_count(choice)[::-1])
 
 
 def _seconds_and_count(choice: BucketChoice) -> tuple[float, int]:
-    return choice.exposure.seconds, choice.exposure.messages.count
+    return choice.exposure.less_hidden, choice.exposure.messages.count
 
 
 def predict_exposure(
@@ -210,7 +231,21 @@ def _exposure(
 ) -> Exposure:
     exposed = exposed_seconds(messages, plan, link, times)
     at_once = dataclasses.replace(link, round_trip_seconds=0.0)
-    return Exposure(messages, exposed, exposed - exposed_seconds(messages, plan, at_once, times))
+    latency = exposed - exposed_seconds(messages, plan, at_once, times)
+    return Exposure(messages, exposed, latency, _hidden_in_site(messages, plan, link, times))
+
+
+def _hidden_in_site(
+    messages: GradientMessages, plan: StepPlan, link: LinkShare, times: ComputeTimes | None
+) -> float:
+    """Return the time of sums in the site that a pipeline's ticks hide."""
+    if times is None or times.site is None or not messages.early:
+        return 0.0
+    waits = [
+        _waits_of_ticks(messages.early, plan, link, times, site) for site in (times.site, None)
+    ]
+    sums = sum(times.site.seconds(each.site_bytes) for each in messages.early)
+    return sums - (waits[0] - waits[1])
 
 
 def exposed_seconds(
@@ -224,11 +259,7 @@ def exposed_seconds(
     """
     after_backward = sum(map(link.seconds, messages.after_backward))
     if plan.staged_layers is not None:
-        layers = plan.staged_layers.max_layers_per_chunk
-        tick = layers * times.layer_backward if times else 0.0
-        return after_backward + sum(
-            max(0.0, link.seconds(each.bytes) - each.ticks * tick) for each in messages.early
-        )
+        return after_backward + _waits_of_ticks(messages.early, plan, link, times)
     if not messages.iterations:
         return after_backward
     of_bucket = sum(map(link.seconds, messages.of_bucket))
@@ -241,6 +272,34 @@ def exposed_seconds(
     late = min(warmup_iterations(plan), messages.iterations)
     beside = messages.iterations - late
     return beside * max(0.0, of_bucket - window) + late * of_bucket + after_backward
+
+
+def _waits_of_ticks(
+    parts: Sequence[EarlyMessage],
+    plan: StepPlan,
+    link: LinkShare,
+    times: ComputeTimes | None,
+    site: RankNetwork | None = None,
+) -> float:
+    """Return how much longer a pipeline's ticks take for parts that travel beside them.
+
+    A part is summed in its site over `site` (None: in no time) from the tick on after which it is
+    whole, and crosses `plan.scatter_ticks` later, at most when the next one is whole; but not
+    before it is summed and the one before has arrived. Ticks wait for what crosses.
+    """
+    assert plan.staged_layers is not None, "ticks are of a pipeline"
+    tick = plan.staged_layers.max_layers_per_chunk * times.layer_backward if times else 0.0
+    whole = [0, *itertools.accumulate(part.ticks for part in parts)]
+    now, done, summed, arrived = 0.0, 0, 0.0, 0.0
+    for part, first, following in zip(parts, whole, whole[1:], strict=False):
+        crosses = min(first + plan.scatter_ticks, following)
+        now += (first - done) * tick
+        summed = now + (site.seconds(part.site_bytes) if site else 0.0)
+        now = max(now + (crosses - first) * tick, summed, arrived)
+        done = crosses
+        arrived = now + link.seconds(part.bytes)
+    end = max(now + (whole[-1] - done) * tick, arrived)
+    return end - whole[-1] * tick
 
 
 def _bucket_bytes(plan: StepPlan, link: LinkShare, room: int) -> int:

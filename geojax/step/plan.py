@@ -81,7 +81,7 @@ class StepPlan:
 
     scatter_ticks: int = 0
     """With `overlap_grad_reduce` in a pipeline: ticks beside which a bucket is summed in the site,
-    before it crosses beside the others."""
+    before it crosses; at most those until the next one is whole."""
 
     islands: int = 1
     """Sites with a runtime each that train together, the mesh being one of them; 1: the mesh holds

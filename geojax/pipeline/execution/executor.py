@@ -98,6 +98,78 @@ _Pass = Callable[[_State], tuple[_State, jax.Array]]
 cotangent."""
 
 
+class _EarlyParts:
+    """Parts of the gradients on their way, in one trace of the program.
+
+    Barriers leave a compiler one order. A part that is whole is copied, and its sum in the site is
+    beside the ticks that follow. So many ticks later, at most when the next part is whole, it
+    crosses beside others: after the part before it has arrived, since two sums over the sites do
+    not travel at once.
+    """
+
+    def __init__(self, early: EarlyReduction | None):
+        self._early = early
+        self._started: dict[Part, Any] = {}
+        self._exchanged: dict[Part, Any] = {}
+        self._whole = {} if early is None else {part: t + 1 for part, t in early.parts.items()}
+        self._crosses: dict[Part, int] = {}
+        """The tick before which each part crosses, like `_whole`."""
+
+    def boundaries(self, end: int) -> list[int]:
+        """Return the ticks before which something begins to travel, of a loop of `end` ticks."""
+        if self._early is None:
+            return []
+        following = [*self._whole.values(), end][1:]
+        self._crosses = {
+            part: min(tick + self._early.scatter_ticks, behind)
+            for (part, tick), behind in zip(self._whole.items(), following, strict=True)
+        }
+        return sorted({*self._whole.values(), *self._crosses.values()})
+
+    def at(self, tick: int, state: _State) -> _State:
+        """Begin what begins before a tick, when all that it waits for is there."""
+        assert self._early is not None, "without it there are no parts"
+        taken = {
+            part: self._early.take(part, after(state.sums, state.loss))
+            for part, whole in self._whole.items()
+            if whole == tick
+        }
+        for part in [part for part, crosses in self._crosses.items() if crosses == tick]:
+            if part in taken:  # nothing is beside its sum in the site
+                self._started[part] = self._early.start(part, taken.pop(part))
+            state = self._cross(part, taken, state)
+        if taken:
+            taken, state = barrier((taken, state))
+        for part, own in taken.items():
+            self._started[part] = self._early.start(part, own)
+            state = _after_leaves(state, self._started[part])
+        return state
+
+    def _cross(self, part: Part, taken: dict[Part, Any], state: _State) -> _State:
+        assert self._early is not None, "without it there are no parts"
+        started = after(self._started.pop(part), state.loss)
+        before = (started, self._exchanged, taken, state)
+        started, self._exchanged, copied, state = barrier(before)
+        taken.update(copied)
+        self._exchanged[part] = self._early.exchange(started)
+        return _after_leaves(state, self._exchanged[part])
+
+    def finish(self, end: int, state: _State) -> tuple[dict[Part, Any], _State]:
+        """Return all parts, whose gathers come after the ticks, with the state.
+
+        The last one may cross while the gradients that are no part are summed in the site.
+        """
+        if self._exchanged and end not in self._crosses.values():
+            self._exchanged, state = barrier((self._exchanged, state))
+        return self._exchanged, state
+
+
+def _after_leaves(state: _State, sent: Any) -> _State:
+    """Let the ticks that follow wait for what was sent, where devices need that order."""
+    leaves = [leaf for leaf in jax.tree.leaves(sent) if leaf.size]
+    return state._replace(loss=functools.reduce(after, leaves, state.loss))
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Executor:
     """A pipeline of one model, to be run inside a step's `shard_map`."""
@@ -174,17 +246,13 @@ class _Run:
 
     def gradients(self, early: EarlyReduction | None) -> PipelineGradients:
         ticks, state = self._stage_ticks(), self._start()
-        parts = {} if early is None else early.parts
-        firsts = [tick + 1 for tick in parts.values()]
-        state = self._run_ticks(ticks, state, 0, firsts[0] if firsts else self._program.ticks.ticks)
-        exchanged: dict[Part, Any] = {}
-        for part, first, end in zip(
-            parts, firsts, [*firsts[1:], self._program.ticks.ticks], strict=True
-        ):
-            assert early is not None, "without it there are no parts"
-            state, exchanged[part] = self._send_early(early, part, state, ticks, first, end)
-        if exchanged:  # gathers of what arrived come after all ticks
-            exchanged, state = barrier((exchanged, state))
+        end, done = self._program.ticks.ticks, 0
+        sent = _EarlyParts(early)
+        for tick in sent.boundaries(end):
+            state = self._run_ticks(ticks, state, done, tick)
+            state, done = sent.at(tick, state), tick
+        state = self._run_ticks(ticks, state, done, end)
+        exchanged, state = sent.finish(end, state)
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums, exchanged)
 
@@ -196,40 +264,6 @@ class _Run:
                 rows = rows.reshape(segment.repeats, len(segment.pattern), -1)
                 state, _ = lax.scan(functools.partial(self._pattern, segment.pattern), state, rows)
         return state
-
-    def _send_early(
-        self,
-        early: EarlyReduction,
-        part: Part,
-        state: _State,
-        ticks: jax.Array,
-        first: int,
-        end: int,
-    ) -> tuple[_State, Any]:
-        """Run the ticks from `first` to before `end` while a part travels: the state, and the part.
-
-        Barriers leave a compiler one order. The part is copied; its sum in the site is beside the
-        first ticks, what crosses between sites beside the rest; it has arrived when they are done.
-        """
-
-        def beside(sent: Any, state: _State, first: int, end: int) -> _State:
-            leaves = [leaf for leaf in jax.tree.leaves(sent) if leaf.size]
-            state = state._replace(loss=functools.reduce(after, leaves, state.loss))
-            return self._run_ticks(ticks, state, first, end)
-
-        parted = min(first + early.scatter_ticks, end)
-        taken = early.take(part, after(state.sums, state.loss))
-        if parted > first:
-            taken, state = barrier((taken, state))
-        started = early.start(part, taken)
-        if parted > first:
-            state = beside(started, state, first, parted)
-            started = after(started, state.loss)
-        started, state = barrier((started, state))
-        exchanged = early.exchange(started)
-        state = beside(exchanged, state, parted, end)
-        exchanged, state = barrier((exchanged, state))
-        return state, exchanged
 
     def _equal_chunks(self) -> tuple[int, ...]:
         placement = self._program.ticks.schedule.placement

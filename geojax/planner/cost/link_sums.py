@@ -29,6 +29,8 @@ class LinkSums(NamedTuple):
     messages: GradientMessages
     exposed_seconds: float
     """Time of the messages that no compute hides."""
+    hidden_in_site: float = 0.0
+    """Time of the sums in the site of early parts that compute hides."""
     buckets: Mapping[str, Any] = MappingProxyType({})
     """Fields of the layout that were open, and what was chosen."""
 
@@ -92,7 +94,7 @@ def link_sums(
     if cores is not None:
         exposed = cores.sums_seconds(messages.each)
     buckets = {name: getattr(choice.plan, name) for name in open_fields}
-    return LinkSums(choice.plan, link, messages, exposed, buckets)
+    return LinkSums(choice.plan, link, messages, exposed, choice.exposure.in_site_seconds, buckets)
 
 
 def _slowest(layout: LayoutCandidate, topology: Topology) -> LinkShare:

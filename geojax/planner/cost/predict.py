@@ -17,12 +17,15 @@ from geojax.planner.cost.chunks import ChunkWork, SitePieces, chunk_work, site_p
 from geojax.planner.cost.execution import GEOJAX, Execution
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import held_at_once, layout_memory
+from geojax.planner.cost.networks import RankNetwork
 from geojax.planner.cost.pipeline import PipelineTime, pipeline_time
 from geojax.planner.cost.prediction import LinkUse, Prediction, Term
 from geojax.planner.cost.reduction import StepReduction, StepWork
 from geojax.planner.cost.shared_cores import CoreCosts
 from geojax.precision import policy
 from geojax.runtime.device_memory import usable_memory
+from geojax.runtime.platform import GPU, platform_of_accelerator
+from geojax.sharding import SHARD_AXES
 from geojax.topology import Topology
 
 NOT_MODELLED = (
@@ -173,8 +176,19 @@ def _unlike_iterations(
             sum(piece.forward for piece in pieces.layer),
             sum(piece.backward + piece.weight for piece in pieces.layer),
             held,
+            _network_of_sums(of_site, pieces, topology) if execution.lock_step else None,
         )
         yield of_site, pieces, iteration, times
+
+
+def _network_of_sums(
+    layout: LayoutCandidate, pieces: SitePieces, topology: Topology
+) -> RankNetwork | None:
+    """Return the network over which a site sums gradients, if that may be beside ticks."""
+    on_gpus = platform_of_accelerator(topology.sites[0].accelerator) is GPU
+    if not on_gpus or layout.pipeline_stages == 1 or layout.dc.join == "islands":
+        return None
+    return pieces.networks.group(SHARD_AXES)
 
 
 def _iteration(

@@ -19,7 +19,7 @@ from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.cost.chunks import ChunkWork
 from geojax.planner.cost.execution import Execution
 from geojax.planner.cost.layout import LayoutCandidate
-from geojax.planner.cost.link_sums import ComputeTimes, link_sums
+from geojax.planner.cost.link_sums import ComputeTimes, LinkSums, link_sums
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.pipeline import small_program
 from geojax.planner.cost.prediction import Network, Term
@@ -55,6 +55,7 @@ def step_plan(layout: LayoutCandidate, work: ChunkWork) -> StepPlan:
         wire_format=wire_format(communication.gradient_compression) if crosses else None,
         overlap_grad_reduce=communication.overlap_grad_reduce is True,
         bucket_layers=_unless_auto(communication.bucket_layers, 1),
+        scatter_ticks=_unless_auto(communication.scatter_ticks, 0),
         staged_layers=staged,
         tick_program=ticks,
     )
@@ -109,7 +110,7 @@ class StepWork:
         gradients = no_bytes()
         add(gradients, predicted_gradient_bytes(self.model, layouts, plan), narrower)
         terms = [
-            *self._in_site(plan, weights, gradients, len(jax.tree.leaves(layouts))),
+            *self._in_site(plan, weights, gradients, len(jax.tree.leaves(layouts)), sums),
             *update_terms(self.model, self.optimizer, layouts, plan, self.networks),
         ]
         if sums is None:
@@ -129,7 +130,12 @@ class StepWork:
         return StepReduction(tuple(terms), sent, sums.messages.count, sums.buckets)
 
     def _in_site(
-        self, plan: StepPlan, weights: BytesByAxes, gradients: BytesByAxes, leaves: int
+        self,
+        plan: StepPlan,
+        weights: BytesByAxes,
+        gradients: BytesByAxes,
+        leaves: int,
+        sums: LinkSums | None,
     ) -> Iterator[Term]:
         """Yield the gathers of weights and the reductions of gradients inside a site.
 
@@ -137,7 +143,7 @@ class StepWork:
         and scatters gradients in the same way. Otherwise both happen once a step. Either they
         alternate with the compute, or the program overlaps them chunk by chunk with the first
         forwards and the last backwards. Overlap leaves one chunk exposed, and any excess over a
-        window.
+        window. What `sums` hide of parts that leave early is not exposed.
         """
         beside_backward = plan.overlap_grad_reduce and plan.staged_layers is None
         overlaps = {
@@ -162,6 +168,8 @@ class StepWork:
             if not total:
                 continue
             exposed, gathers = took, name == "weights"
+            if sums is not None and not gathers:
+                exposed -= sums.hidden_in_site
             if plan.layout.zero.stage == 3:
                 exposed = self._beside_layers(plan, took, gathers=gathers)
             elif overlaps[name]:

@@ -56,6 +56,8 @@ class EarlyMessage(NamedTuple):
     bytes: float
     ticks: int
     """Ticks of backwards until the next part is whole, or the pipeline is done."""
+    site_bytes: float
+    """Bytes that the device sends in its site to scatter the part, before it crosses."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +121,11 @@ def _early_messages(layouts: Any, plan: StepPlan, ticks: int) -> GradientMessage
     ends = [*ready.values(), ticks - 1][1:]  # none where no part is early
     *parts, (rest, leaves) = _pipeline_parts(layouts, plan)
     early = tuple(
-        EarlyMessage(sum(_messages(of_part, part, scattered=False)), end - tick)
+        EarlyMessage(
+            sum(_messages(of_part, part, scattered=False)),
+            end - tick,
+            float(sum(_scatter(of_part, part).values())),
+        )
         for (part, of_part), tick, end in zip(parts, ready.values(), ends, strict=True)
     )
     return GradientMessages((), 0, _messages(leaves, rest, scattered=False), early)
