@@ -137,7 +137,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "context": ("", "ring", "all_gather", "ulysses"),
     "rows": ("", "data", "expert"),
     "remat": ("none", "selective", "full"),
-    "overlap": ("", "overlap"),
+    "overlap": ("", "overlap", "beside ticks"),
     "branches": ("", "branches", "joint"),
     "head": ("", "positions"),
     "hop_ticks": (1, 2, 3),
@@ -196,7 +196,8 @@ class Case:
     """The axis that shares the rows of a microbatch inside a site."""
     remat: str = "none"
     overlap: str = ""
-    """"overlap": gradients are reduced while other layers or chunks go backwards."""
+    """"overlap": gradients are reduced while other layers or chunks go backwards; "beside ticks":
+    those of a pipeline's chunk in the site too, while the chunk behind it crosses."""
     branches: str = ""
     """"branches": idle stages of a pipeline in one program do nothing; "joint": and a stage's
     forward and backward of one tick are one branch."""
@@ -259,6 +260,8 @@ class Case:
         if self.through_sites:
             return "sites that are stages have a schedule"
         if self.branches or self.layers or self.head or self.hop_ticks > 1:
+            return "of pipelines"
+        if self.overlap == "beside ticks":
             return "of pipelines"
         if self.zero == "3 kept" and self.join == "islands":
             return "islands reshard weights after each pass"
@@ -443,6 +446,7 @@ class Case:
             "reshard_after_forward": self.zero != "3 kept",
             "shard_across_sites": self.zero == "1 across sites",
             "overlap_grad_reduce": bool(self.overlap),
+            "scatter_ticks": 99 if self.overlap == "beside ticks" else 0,
             "bucket_bytes": self.bucket_bytes,
             "scan_layers": not self.loops,
             "wire_format": INT8 if self.precision == "int8" else None,
@@ -512,6 +516,7 @@ class Case:
 MORE = (
     # Stages with several chunks, each of which leaves early.
     Case("gemma", "interleaved", "2 replicas", overlap="overlap"),
+    Case("capacity", "interleaved", "2 replicas", rows="data", overlap="beside ticks"),
     Case("gemma", "zbv", "2 replicas", overlap="overlap", branches="branches"),
     # Streams in parts: kept or gathered again, with dropout by position.
     Case("gpt3", tensor="chunks", rows="data", accumulation="accumulation"),
@@ -525,7 +530,9 @@ MORE = (
         "gemma", "interleaved", "2 replicas", tensor="sequence", branches="joint", head="positions"
     ),
     Case("gpt3", "1f1b", "2 stages", rows="data", branches="branches", head="positions"),
-    Case("gpt3", "branch_free", "2 replicas", overlap="overlap", head="positions"),
+    Case(
+        "gpt3", "branch_free", "2 replicas", rows="data", overlap="beside ticks", head="positions"
+    ),
     # Windows across keys that are gathered, also when a layer is computed again.
     Case("gemma", context="all_gather", remat="full"),
 )

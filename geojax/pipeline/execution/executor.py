@@ -20,8 +20,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ from geojax.collectives.axes import (
 from geojax.models.chunk.chunk import Microbatch, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.frozen import trained_part
-from geojax.pipeline.execution.ready_parts import Part
+from geojax.pipeline.execution.early_parts import EarlyParts, EarlyReduction
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
 from geojax.pipeline.execution.ring_pool import RingRows
 from geojax.pipeline.execution.shared_head import SharedHead
@@ -53,27 +53,6 @@ Tree = TypeVar("Tree")
 TickRow = dict[str, jax.Array]
 """One tick's entries for a stage, int32: scalars (see `TickProgram.columns`), and for each kind k
 of action `k.rows` [layers of a chunk, columns] (see `RingRows`)."""
-
-
-class EarlyReduction(Protocol):
-    """A reduction of parts of the gradients between the loops over ticks."""
-
-    @property
-    def parts(self) -> Mapping[Part, int]:
-        """The tick after which each part is whole on all stages."""
-
-    @property
-    def scatter_ticks(self) -> int:
-        """The ticks beside which a part is summed in the site; 0: nothing is."""
-
-    def take(self, part: Part, sums: StageWeights) -> Any:
-        """Copy a part: a pytree of arrays."""
-
-    def start(self, part: Part, taken: Any) -> Any:
-        """Sum it in the site, ready to be sent: a pytree of arrays."""
-
-    def exchange(self, started: Any) -> Any:
-        """Send it to the other sites, beside a loop: a pytree of arrays."""
 
 
 class _State(NamedTuple):
@@ -96,78 +75,6 @@ class _State(NamedTuple):
 _Pass = Callable[[_State], tuple[_State, jax.Array]]
 """Function from the state before an action to that after it, and to what it made: a stream, or a
 cotangent."""
-
-
-class _EarlyParts:
-    """Parts of the gradients on their way, in one trace of the program.
-
-    Barriers leave a compiler one order. A part that is whole is copied, and its sum in the site is
-    beside the ticks that follow. So many ticks later, at most when the next part is whole, it
-    crosses beside others: after the part before it has arrived, since two sums over the sites do
-    not travel at once.
-    """
-
-    def __init__(self, early: EarlyReduction | None):
-        self._early = early
-        self._started: dict[Part, Any] = {}
-        self._exchanged: dict[Part, Any] = {}
-        self._whole = {} if early is None else {part: t + 1 for part, t in early.parts.items()}
-        self._crosses: dict[Part, int] = {}
-        """The tick before which each part crosses, like `_whole`."""
-
-    def boundaries(self, end: int) -> list[int]:
-        """Return the ticks before which something begins to travel, of a loop of `end` ticks."""
-        if self._early is None:
-            return []
-        following = [*self._whole.values(), end][1:]
-        self._crosses = {
-            part: min(tick + self._early.scatter_ticks, behind)
-            for (part, tick), behind in zip(self._whole.items(), following, strict=True)
-        }
-        return sorted({*self._whole.values(), *self._crosses.values()})
-
-    def at(self, tick: int, state: _State) -> _State:
-        """Begin what begins before a tick, when all that it waits for is there."""
-        assert self._early is not None, "without it there are no parts"
-        taken = {
-            part: self._early.take(part, after(state.sums, state.loss))
-            for part, whole in self._whole.items()
-            if whole == tick
-        }
-        for part in [part for part, crosses in self._crosses.items() if crosses == tick]:
-            if part in taken:  # nothing is beside its sum in the site
-                self._started[part] = self._early.start(part, taken.pop(part))
-            state = self._cross(part, taken, state)
-        if taken:
-            taken, state = barrier((taken, state))
-        for part, own in taken.items():
-            self._started[part] = self._early.start(part, own)
-            state = _after_leaves(state, self._started[part])
-        return state
-
-    def _cross(self, part: Part, taken: dict[Part, Any], state: _State) -> _State:
-        assert self._early is not None, "without it there are no parts"
-        started = after(self._started.pop(part), state.loss)
-        before = (started, self._exchanged, taken, state)
-        started, self._exchanged, copied, state = barrier(before)
-        taken.update(copied)
-        self._exchanged[part] = self._early.exchange(started)
-        return _after_leaves(state, self._exchanged[part])
-
-    def finish(self, end: int, state: _State) -> tuple[dict[Part, Any], _State]:
-        """Return all parts, whose gathers come after the ticks, with the state.
-
-        The last one may cross while the gradients that are no part are summed in the site.
-        """
-        if self._exchanged and end not in self._crosses.values():
-            self._exchanged, state = barrier((self._exchanged, state))
-        return self._exchanged, state
-
-
-def _after_leaves(state: _State, sent: Any) -> _State:
-    """Let the ticks that follow wait for what was sent, where devices need that order."""
-    leaves = [leaf for leaf in jax.tree.leaves(sent) if leaf.size]
-    return state._replace(loss=functools.reduce(after, leaves, state.loss))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -247,12 +154,13 @@ class _Run:
     def gradients(self, early: EarlyReduction | None) -> PipelineGradients:
         ticks, state = self._stage_ticks(), self._start()
         end, done = self._program.ticks.ticks, 0
-        sent = _EarlyParts(early)
-        for tick in sent.boundaries(end):
+        parts = EarlyParts(early, end)
+        for tick in parts.boundaries:
             state = self._run_ticks(ticks, state, done, tick)
-            state, done = sent.at(tick, state), tick
+            state, token = parts.at(tick, state, state.sums, state.loss)
+            state, done = state._replace(loss=token), tick
         state = self._run_ticks(ticks, state, done, end)
-        exchanged, state = sent.finish(end, state)
+        exchanged, state = parts.finish(state)
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums, exchanged)
 

@@ -56,7 +56,7 @@ class EarlyMessage(NamedTuple):
     bytes: float
     ticks: int
     """Ticks of backwards until the next part is whole, or the pipeline is done."""
-    site_bytes: float
+    site_bytes: float = 0.0
     """Bytes that the device sends in its site to scatter the part, before it crosses."""
 
 

@@ -7,11 +7,25 @@ import pytest
 from geojax.planner.buckets import ComputeTimes, LinkShare, exposed_seconds
 from geojax.planner.traffic.gradients import EarlyMessage, GradientMessages
 
+TIMES = ComputeTimes(100.0, 0.25, 0.5)
+
+
+def exposed_by(parts, bytes_per_second, scatter_ticks):
+    """With 200 bytes after all, and ticks of a second."""
+    chunks = SimpleNamespace(max_layers_per_chunk=2)
+    plan = SimpleNamespace(staged_layers=chunks, scatter_ticks=scatter_ticks)
+    link = LinkShare("a-b", 0.0, bytes_per_second, 1)
+    return exposed_seconds(GradientMessages((), 0, (200.0,), parts), plan, link, TIMES)
+
 
 @pytest.mark.parametrize(("bytes_per_second", "exposed"), [(50.0, 10.0 + 4.0), (200.0, 1.0 + 1.0)])
 def test_a_part_costs_what_its_ticks_do_not_hide_and_the_rest_all(bytes_per_second, exposed):
-    plan = SimpleNamespace(staged_layers=SimpleNamespace(max_layers_per_chunk=2))
-    messages = GradientMessages((), 0, (200.0,), (EarlyMessage(600.0, 2), EarlyMessage(200.0, 5)))
-    link = LinkShare("a-b", 0.0, bytes_per_second, 1)
-    seconds = exposed_seconds(messages, plan, link, ComputeTimes(100.0, 0.25, 0.5))
-    assert seconds == pytest.approx(exposed)
+    parts = (EarlyMessage(600.0, 2), EarlyMessage(200.0, 5))
+    assert exposed_by(parts, bytes_per_second, 0) == pytest.approx(exposed)
+
+
+@pytest.mark.parametrize(("scatter_ticks", "exposed"), [(0, 1.0), (1, 2.0), (9, 3.0)])
+def test_a_part_that_is_summed_beside_ticks_crosses_later(scatter_ticks, exposed):
+    """The second one takes three seconds, from its first, second or last tick on."""
+    parts = (EarlyMessage(200.0, 1), EarlyMessage(600.0, 2))
+    assert exposed_by(parts, 200.0, scatter_ticks) == pytest.approx(exposed + 1.0)
