@@ -138,9 +138,8 @@ class CommunicationSettings(Settings):
     allow, by the topology; 1 without one. With pipeline stages inside the sites: layers of a stage,
     in whole chunks and at least one. "auto": those that expose least."""
 
-    scatter_ticks: Annotated[
-        Annotated[int, pydantic.Field(ge=0, le=1024), NUMBER] | AUTO, UNLESS_AUTO
-    ] = "auto"
-    """With `overlap_grad_reduce` and pipeline stages inside the sites: ticks beside which a bucket
-    is summed in its site, before it crosses; at most those until the next bucket is whole. 0: the
-    stages wait for that sum. "auto": those that expose least, on GPUs; otherwise 0."""
+    overlap_scatter: bool | Literal["auto"] = "auto"
+    """With `overlap_grad_reduce` and pipeline stages inside the sites: sum a bucket in its site
+    while the stages compute and the bucket before crosses the link. It then crosses one bucket
+    later. false: the stages wait for the sum in the site, and the bucket crosses next. "auto": what
+    exposes less, on GPUs; otherwise false."""

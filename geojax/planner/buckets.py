@@ -50,11 +50,8 @@ UNKNOWN_MEMORY_BYTES = 10**10
 EXPOSED_LATENCY_LIMIT = 0.02
 """The share of a step's time that exposed latency may take without a warning."""
 
-CHOSEN = ("bucket_bytes", "overlap_grad_reduce", "bucket_layers", "scatter_ticks")
+CHOSEN = ("bucket_bytes", "overlap_grad_reduce", "bucket_layers", "overlap_scatter")
 """The fields of a plan that a link may choose."""
-
-_FEW_TICKS = 6
-"""Numbers of ticks for the sum of a part in the site that are compared with all there are."""
 
 _SLACK = 0.01
 """The share of a step that fewer messages may expose more."""
@@ -197,12 +194,11 @@ def choose_buckets(
     choices = []
     for each in candidates():
         messages = gradient_messages(model, layouts, each)
-        compared = [each.scatter_ticks]
-        if "scatter_ticks" in auto and times and times.site and platform_of(plan.mesh) is GPU:
-            longest = max((early.ticks for early in messages.early), default=0)
-            compared = [*range(min(longest, _FEW_TICKS)), longest]
-        for ticks in compared:
-            own = dataclasses.replace(each, scatter_ticks=ticks)
+        scatters = [each.overlap_scatter]
+        if "overlap_scatter" in auto and times and times.site and platform_of(plan.mesh) is GPU:
+            scatters = [False, True] if messages.early else [False]
+        for beside in scatters:
+            own = dataclasses.replace(each, overlap_scatter=beside)
             choices.append(BucketChoice(own, _exposure(messages, own, link, times)))
     if plan.staged_layers is not None:  # of chunks together the least, even by little
         by_overlap = itertools.groupby(choices, lambda choice: choice.plan.overlap_grad_reduce)
@@ -283,23 +279,23 @@ def _waits_of_ticks(
 ) -> float:
     """Return how much longer a pipeline's ticks take for parts that travel beside them.
 
-    A part is summed in its site over `site` (None: in no time) from the tick on after which it is
-    whole, and crosses `plan.scatter_ticks` later, at most when the next one is whole; but not
-    before it is summed and the one before has arrived. Ticks wait for what crosses.
+    A part is summed in its site over `site` (None: in no time) once it is whole, and crosses then;
+    with `plan.overlap_scatter` when the next one is whole. It crosses when the one before has
+    arrived. Ticks wait for what crosses.
     """
     assert plan.staged_layers is not None, "ticks are of a pipeline"
     tick = plan.staged_layers.max_layers_per_chunk * times.layer_backward if times else 0.0
-    whole = [0, *itertools.accumulate(part.ticks for part in parts)]
-    now, done, summed, arrived = 0.0, 0, 0.0, 0.0
-    for part, first, following in zip(parts, whole, whole[1:], strict=False):
-        crosses = min(first + plan.scatter_ticks, following)
-        now += (first - done) * tick
-        summed = now + (site.seconds(part.site_bytes) if site else 0.0)
-        now = max(now + (crosses - first) * tick, summed, arrived)
-        done = crosses
-        arrived = now + link.seconds(part.bytes)
-    end = max(now + (whole[-1] - done) * tick, arrived)
-    return end - whole[-1] * tick
+    now = arrived = 0.0
+    for part in parts:
+        window, summed = part.ticks * tick, site.seconds(part.site_bytes) if site else 0.0
+        if plan.overlap_scatter:
+            now = max(now + max(window, summed), arrived)
+            arrived = now + link.seconds(part.bytes)
+        else:
+            now = max(now + summed, arrived)
+            arrived = now + link.seconds(part.bytes)
+            now += window
+    return max(now, arrived) - sum(part.ticks for part in parts) * tick
 
 
 def _bucket_bytes(plan: StepPlan, link: LinkShare, room: int) -> int:

@@ -77,7 +77,7 @@ def plan_of_layout(
         ),
         overlap_grad_reduce=communication.overlap_grad_reduce is True,
         bucket_layers=1 if communication.bucket_layers == "auto" else communication.bucket_layers,
-        scatter_ticks=0 if communication.scatter_ticks == "auto" else communication.scatter_ticks,
+        overlap_scatter=communication.overlap_scatter is True,
         fp8_backend=fp8_backend_of(config, mesh).name,
         grouped_matmul=config.model.is_moe,
         share_amax_across_dc=config.fp8.share_amax_across_dc,

@@ -71,9 +71,9 @@ class EarlyReduce:
         return early_parts(self.layouts, self.plan)
 
     @property
-    def scatter_ticks(self) -> int:
-        """The ticks beside which a part is summed in the site."""
-        return self.plan.scatter_ticks
+    def overlaps_scatter(self) -> bool:
+        """True if a part is summed in the site beside ticks."""
+        return self.plan.overlap_scatter
 
     def take(self, part: Part, sums: StageWeights) -> dict[Piece, jax.Array]:
         """Copy a part of the gradients; others of `sums` are not read."""
@@ -82,10 +82,8 @@ class EarlyReduce:
     def start(self, part: Part, taken: dict[Piece, jax.Array]) -> GradReduce:
         """Sum a part in the site, ready to be exchanged."""
         layouts, plan = self._pieces[part], self.plan.one_message
-        beside_ticks = self.scatter_ticks > 0
-        return start_grad_reduce(
-            taken, self._errors(layouts), layouts, plan, own_stream=beside_ticks
-        )
+        errors, own_stream = self._errors(layouts), self.overlaps_scatter
+        return start_grad_reduce(taken, errors, layouts, plan, own_stream=own_stream)
 
     def exchange(self, started: GradReduce) -> GradReduce:
         """Send a part to the other sites, and receive theirs, beside the collectives of ticks."""

@@ -79,9 +79,9 @@ class StepPlan:
     many layers. More layers hide a longer round trip. It divides the model's layers. In a pipeline
     it counts layers of a stage, in whole chunks and at least one."""
 
-    scatter_ticks: int = 0
-    """With `overlap_grad_reduce` in a pipeline: ticks beside which a bucket is summed in the site,
-    before it crosses; at most those until the next one is whole."""
+    overlap_scatter: bool = False
+    """With `overlap_grad_reduce` in a pipeline: sum a bucket in the site beside ticks, and send it
+    to other sites when the next one is whole."""
 
     islands: int = 1
     """Sites with a runtime each that train together, the mesh being one of them; 1: the mesh holds
@@ -169,7 +169,7 @@ class StepPlan:
             options = options | CUSTOM_PRODUCTS_OPTIONS
         if not self.scans_layers and platform_of(self.mesh) is GPU:
             options = options | UNROLLED_OPTIONS
-        if self._reduces_in_two_phases_beside_compute:
+        if self._has_two_phases_beside_compute:
             options = options | MULTI_STREAM_OPTIONS
         if self.tick_program is not None and platform_of(self.mesh) is GPU:
             stages = math.prod(self.mesh.shape[axis] for axis in self.stage_axes)
@@ -178,16 +178,14 @@ class StepPlan:
         return options or None
 
     @property
-    def _reduces_in_two_phases_beside_compute(self) -> bool:
-        """True if buckets are reduced inside and between sites while layers go backwards, on GPUs.
+    def _has_two_phases_beside_compute(self) -> bool:
+        """True if buckets are summed inside and between sites while others go backwards, on GPUs.
 
         With ZeRO 3 the gathers of the next layers' weights share a group with the in-site phase, so
-        that on streams of their own XLA would let the compute wait for them. In a pipeline the two
-        phases are not beside each other, and a tick's collectives must not share the link's stream.
+        that on streams of their own XLA would let the compute wait for them.
         """
-        overlaps = (
-            self.overlap_grad_reduce and self.layout.zero.stage < 3 and not self.staged_layers
-        )
+        beside = self.overlap_scatter or not self.staged_layers
+        overlaps = self.overlap_grad_reduce and self.layout.zero.stage < 3 and beside
         crosses = self.mesh.shape["dc"] > 1 and bool(self.inter_axes)
         return overlaps and crosses and platform_of(self.mesh) is GPU
 

@@ -446,7 +446,7 @@ class Case:
             "reshard_after_forward": self.zero != "3 kept",
             "shard_across_sites": self.zero == "1 across sites",
             "overlap_grad_reduce": bool(self.overlap),
-            "scatter_ticks": 99 if self.overlap == "beside ticks" else 0,
+            "overlap_scatter": self.overlap == "beside ticks",
             "bucket_bytes": self.bucket_bytes,
             "scan_layers": not self.loops,
             "wire_format": INT8 if self.precision == "int8" else None,

@@ -1,12 +1,13 @@
 """Parts of a pipeline's gradients that travel beside ticks, in one trace of the program.
 
-A part that is whole is copied, and summed in the site beside the ticks that follow. Some ticks
-later, at most when the next part is whole, it crosses to the other sites. It crosses after the part
-before it has arrived, since two sums over the sites do not travel at once:
+A part that is whole is summed in the site, and crosses to the other sites after the part before it
+has arrived: two sums over the sites do not travel at once. The stages wait for the sum in the site,
+or it is beside the ticks that follow, and the part crosses when the next one is whole:
 
-    ticks          | chunk 3 is whole | chunk 2 is whole | chunk 1 is whole
-    in the site    |  3               |  2               |  1
-    between sites  |                  |  3               |  2                 1
+    ticks               | chunk 3 is whole | chunk 2 is whole | chunk 1 is whole
+    between sites       |  3               |  2               |  1
+    or, in the site     |  3               |  2               |  1
+        between sites   |                  |  3               |  2                 1
 """
 
 import functools
@@ -30,8 +31,8 @@ class EarlyReduction(Protocol):
         """The tick after which each part is whole on all stages."""
 
     @property
-    def scatter_ticks(self) -> int:
-        """The ticks beside which a part is summed in the site; 0: nothing is."""
+    def overlaps_scatter(self) -> bool:
+        """True if a part is summed in the site beside ticks."""
 
     def take(self, part: Part, sums: StageWeights) -> Any:
         """Copy a part: a pytree of arrays."""
@@ -53,15 +54,13 @@ class EarlyParts:
         self._exchanged: dict[Part, Any] = {}
         self._end = end
         parts = {} if early is None else early.parts
-        ticks = 0 if early is None else early.scatter_ticks
         self._whole = {part: tick + 1 for part, tick in parts.items()}
         """The tick before which each part is whole."""
-        following = [*self._whole.values(), end][1:]
-        self._crosses = {
-            part: min(whole + ticks, behind)
-            for (part, whole), behind in zip(self._whole.items(), following, strict=True)
-        }
+        self._crosses = dict(self._whole)
         """The tick before which each part crosses."""
+        if early is not None and early.overlaps_scatter:
+            following = [*self._whole.values(), end][1:]
+            self._crosses = dict(zip(self._whole, following, strict=True))
 
     @property
     def boundaries(self) -> list[int]:

@@ -55,7 +55,7 @@ def step_plan(layout: LayoutCandidate, work: ChunkWork) -> StepPlan:
         wire_format=wire_format(communication.gradient_compression) if crosses else None,
         overlap_grad_reduce=communication.overlap_grad_reduce is True,
         bucket_layers=_unless_auto(communication.bucket_layers, 1),
-        scatter_ticks=_unless_auto(communication.scatter_ticks, 0),
+        overlap_scatter=communication.overlap_scatter is True,
         staged_layers=staged,
         tick_program=ticks,
     )

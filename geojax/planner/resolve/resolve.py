@@ -125,7 +125,7 @@ def _settled(layout: Layout, bucket_layers: int) -> Layout:
         "bucket_bytes": DEFAULT_BUCKET_BYTES,
         "overlap_grad_reduce": False,
         "bucket_layers": bucket_layers,
-        "scatter_ticks": 0,
+        "overlap_scatter": False,
     }
     given = {name: getattr(layout.communication, name) for name in chosen}
     buckets = {name: chosen[name] if value == "auto" else value for name, value in given.items()}

@@ -94,7 +94,7 @@ DIMENSIONS = (
             "communication.bucket_bytes",
             "communication.bucket_layers",
             "communication.overlap_grad_reduce",
-            "communication.scatter_ticks",
+            "communication.overlap_scatter",
         ),
     ),
     Dimension(

@@ -97,7 +97,7 @@ def test_every_field_of_a_layout_belongs_to_one_dimension():
 
 def test_every_dimension_is_searched_or_left_out_with_a_reason(tried):
     # When they are timed:
-    buckets = ("bucket_bytes", "overlap_grad_reduce", "scatter_ticks")
+    buckets = ("bucket_bytes", "overlap_grad_reduce", "overlap_scatter")
     settled = {"pipeline.layers", *(f"communication.{name}" for name in buckets)}
     for dimension in DIMENSIONS:
         for field in dimension.fields:
