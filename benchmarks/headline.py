@@ -44,6 +44,8 @@ from geojax.topology import Topology
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 FP8 = "fp8-current"
+COMPRESSION = "bf16"
+"""Format of gradients on the link, as in the published layout."""
 
 
 class Run(NamedTuple):
@@ -121,7 +123,14 @@ def columns(name: str, run: Run) -> Iterator[Column]:
         yield column("NVIDIA's program", layout, NEMO_340B)
         yield column("published, FP8", layout.changed(precision=FP8))
     for precision, title in (("bf16", "fastest"), (FP8, "fastest, FP8")):
-        request = PlanRequest(model, topology, run.sequences, run.length, precisions=(precision,))
+        request = PlanRequest(
+            model,
+            topology,
+            run.sequences,
+            run.length,
+            precisions=(precision,),
+            compressions=(COMPRESSION,),
+        )
         found = search(
             request,
             lambda layout: predict(model, layout, topology, calibration=Calibration()),

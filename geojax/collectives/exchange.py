@@ -40,10 +40,11 @@ from geojax.collectives.wire_format import (
 )
 from geojax.runtime.platform import GPU, site_exchange, target_platform
 
-_LINK_STREAM = "1"
-"""The communication stream of sums over sites that travel beside other collectives."""
+_LINK_STREAM = "2"
+"""The communication stream of sums over sites that travel beside other collectives, which XLA deals
+out among the streams 0 and 1."""
 
-SITE_STREAM = "2"
+SITE_STREAM = "3"
 """That of sums in a site that do."""
 
 

@@ -1,5 +1,6 @@
 """Compiled ahead of time for H100s, a chunk's gradients cross while other chunks go backwards."""
 
+import pytest
 from support.h100 import h100_devices, needs_cuda
 from support.plans import step_plan_on
 
@@ -22,7 +23,8 @@ STAGES, CHUNKS, MICROBATCHES, SEQUENCE = 2, 3, 4, 4096
 
 
 @needs_cuda
-def test_the_parts_are_in_flight_beside_the_ticks_that_remain(tmp_path):
+@pytest.mark.parametrize("overlap_scatter", [False, True])
+def test_the_parts_are_in_flight_beside_the_ticks_that_remain(overlap_scatter, tmp_path):
     model = ModelConfig.load("llama3-8b").model_copy(
         update={"num_hidden_layers": STAGES * CHUNKS, "vocab_size": 65536}
     )
@@ -41,6 +43,7 @@ def test_the_parts_are_in_flight_beside_the_ticks_that_remain(tmp_path):
         sequence_parallel=True,
         wire_format=BFLOAT16,
         overlap_grad_reduce=True,
+        overlap_scatter=overlap_scatter,
         staged_layers=StagedLayers(placement, (1,) * placement.chunks),
         tick_program=TickProgram.of(table, branch_free=False),
     )
@@ -56,12 +59,16 @@ def test_the_parts_are_in_flight_beside_the_ticks_that_remain(tmp_path):
     step = lower_step(layouts, model, plan, optimizer, rates, batch)
     program = step.compile(compiler_options=options)
 
-    early = [
-        flight
-        for flight in flights(program, mesh)
-        if flight.collective.axes == ("dc",) and flight.products
-    ]
-    assert len(early) == CHUNKS, "the head, and every chunk but the first"
+    def beside_products(axis):
+        found = (each for each in flights(program, mesh) if each.collective.axes == (axis,))
+        return [each for each in found if each.products]
+
+    early, scattered = beside_products("dc"), beside_products("data")
+    # The head, and every chunk but the first; the last of them crosses behind the ticks.
+    assert len(early) == CHUNKS - overlap_scatter
+    kinds = [each.collective.kind for each in scattered if not each.collective.in_loop]
+    assert kinds.count("reduce-scatter") >= (CHUNKS - 1) * overlap_scatter
+    assert overlap_scatter or not kinds
     assert {flight.collective.kind for flight in early} == {"all-gather"}
     assert min(flight.collective.payload_bytes for flight in early) > 2**25
     launches = read_launches(tmp_path)
