@@ -11,10 +11,11 @@ from geojax.pipeline.simulation.costs import Costs, Hop
 from geojax.pipeline.simulation.stage_times import PieceTimes, StageTimes
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.collectives import (
+    NEVER_APART,
+    Apart,
     end_collectives,
     later_experts,
     layer_collectives,
-    seconds_apart,
     shared_head_collectives,
 )
 from geojax.planner.cost.execution import Execution
@@ -55,8 +56,8 @@ class SitePieces:
     networks: SiteNetworks
     split_surcharge: float = SPLIT_SURCHARGE
     """The share by which the halves of a split backward take longer than the whole."""
-    apart: float = 0.0
-    """Seconds that a layer takes longer in a tick that is not joint."""
+    apart: Apart = NEVER_APART
+    """Seconds that a layer takes longer where its passes are not in joint ticks."""
     tensor_chunks: int = 1
     """The `parallelism.chunks` of the layers: what the layout gives, or leaves to "auto"."""
 
@@ -91,7 +92,7 @@ def site_pieces(
                 *_ends(times, networks),
                 _hops(times, networks),
                 networks,
-                apart=seconds_apart(times, networks),
+                apart=Apart.of(times, networks),
                 tensor_chunks=layout.model_parallelism.chunks,
             )
         )
@@ -340,7 +341,7 @@ def placed_work(
         hops,
         split_surcharge=max(site.split_surcharge for site in own),
         head=_exposed(own[-1].shared),
-        apart=max(site.apart for site in own),
+        apart=max(site.apart.tick for site in own),
     )
     shared, of_chunks = own[-1].shared, tuple(map(tuple, pieces))
     return ChunkWork(placement, layers, of_chunks, shared, costs, ChosenBy(costs))

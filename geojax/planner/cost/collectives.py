@@ -110,15 +110,26 @@ def _tensor(times: LayerTimes, networks: SiteNetworks, *, layers: int) -> Piece:
     )
 
 
-def seconds_apart(times: LayerTimes, networks: SiteNetworks) -> float:
-    """Time what a layer's messages over `tensor` take longer in a tick that is not joint.
+class Apart(NamedTuple):
+    """Seconds that a layer takes longer where its passes are not in joint ticks; 0 without any."""
 
-    It is 0 for a layout that has no joint ticks.
-    """
-    if times.layout.mesh.tensor == 1 or not joint_share(times):
-        return 0.0
-    made = _tensor_passes(times, networks, 1)
-    return sum(made.alone) - sum(made.together)
+    tick: float = 0.0
+    """Of a forward and a backward."""
+    last_backwards: float = 0.0
+    """Of a backward beside which nothing goes forwards any more, more than in the mean."""
+
+    @classmethod
+    def of(cls, times: LayerTimes, networks: SiteNetworks) -> "Apart":
+        """Time what the messages over `tensor` of a layer then expose."""
+        if times.layout.mesh.tensor == 1 or not (joint := joint_share(times)):
+            return NEVER_APART
+        made = _tensor_passes(times, networks, 1)
+        tick = sum(made.alone) - sum(made.together)
+        return cls(tick, joint * (made.alone[1] - made.together[1]))
+
+
+NEVER_APART = Apart()
+"""Of a layout that has no joint ticks."""
 
 
 class _TensorPasses(NamedTuple):

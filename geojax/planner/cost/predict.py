@@ -174,7 +174,8 @@ def _unlike_iterations(
         times = ComputeTimes(
             iteration.seconds,
             sum(piece.forward for piece in pieces.layer),
-            sum(piece.backward + piece.weight for piece in pieces.layer),
+            sum(piece.backward + piece.weight for piece in pieces.layer)
+            + pieces.apart.last_backwards,
             held,
             _network_of_sums(of_site, pieces, topology) if execution.lock_step else None,
         )
