@@ -114,9 +114,9 @@ class Apart(NamedTuple):
     """Seconds that a layer takes longer where its passes are not in joint ticks; 0 without any."""
 
     tick: float = 0.0
-    """Of a forward and a backward."""
+    """Seconds of a forward and a backward."""
     last_backwards: float = 0.0
-    """Of a backward beside which nothing goes forwards any more, more than in the mean."""
+    """Seconds of a backward beside which nothing goes forwards any more, above its mean."""
 
     @classmethod
     def of(cls, times: LayerTimes, networks: SiteNetworks) -> "Apart":
@@ -129,7 +129,7 @@ class Apart(NamedTuple):
 
 
 NEVER_APART = Apart()
-"""Of a layout that has no joint ticks."""
+"""The seconds of a layout that has no joint ticks."""
 
 
 class _TensorPasses(NamedTuple):
