@@ -19,8 +19,14 @@ from geojax.models.chunk.remat import Remat, computed_again, rematerialize
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext, make_context
 from geojax.models.declaration import Parameters
-from geojax.models.embedding import TOKENS, Embedding, dense_layers_of, tables_of
-from geojax.models.frozen import unmarked
+from geojax.models.embedding import (
+    DENSE_LAYERS,
+    TOKENS,
+    Embedding,
+    dense_layers_of,
+    tables_of,
+)
+from geojax.models.frozen import split_trained, unmarked
 from geojax.models.head import Head
 from geojax.models.layers import Norm
 from geojax.models.lora import scale_adapters
@@ -31,7 +37,7 @@ from geojax.models.own.parts import own_parts
 from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
 from geojax.models.parallel.shares import share_of_targets
-from geojax.precision import NO_FP8, LinearMatmul
+from geojax.precision import NO_FP8, LinearMatmul, accumulate
 
 Batch = dict[str, jax.Array]
 """Arrays of a batch: tokens, targets, segment_ids, positions int32 [B, S]; loss_mask [B, S];
@@ -176,10 +182,10 @@ def model_chunk(
     ) -> jax.Array:
         return apply(dense, layer_slice(stacked, number), x, jnp.int32(number), context)[0]
 
-    def first_stream(first: Parameters, batch: Batch) -> jax.Array:
+    def first_stream(first: Parameters, batch: Batch, sums: Parameters | None = None) -> jax.Array:
         first = unmarked(first)
         embedding = nnx.graphdef(Embedding(config, compute))
-        x = nnx.merge(embedding, tables_of(first))(batch, dropout_key)
+        x = nnx.merge(embedding, tables_of(first))(batch, dropout_key, sums)
         if not config.first_k_dense_replace:
             return x
         context = make_context(batch, config, dtype, dropout_key, compute.parallelism)
@@ -190,11 +196,25 @@ def model_chunk(
             )
         return x
 
+    def embed_sums(
+        first: Parameters, batch: Batch, cotangent: jax.Array, sums: Parameters
+    ) -> Parameters:
+        split = split_trained(first)
+        _, backward = jax.vjp(
+            lambda own, tables: first_stream(split.merge(own), batch, tables),
+            split.trained,
+            tables_of(sums),
+        )
+        gradients, tables = backward(cotangent)
+        dense = accumulate(dense_layers_of(sums), dense_layers_of(gradients))
+        return {**tables, **({DENSE_LAYERS: dense} if dense else {})}
+
     def balance(losses: jax.Array, batch: Batch) -> jax.Array:
         return weighted_aux_loss(losses, batch["loss_mask"])
 
     functions = ModelFunctions(
         embed=first_stream,
+        embed_sums=embed_sums if config.lora is None else None,
         layer=layer_with(matmul, of_any_number=True),
         head=lambda last, x, batch: head_losses(
             unmarked(last), x, batch, config, compute, dropout_key=dropout_key

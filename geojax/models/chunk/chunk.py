@@ -50,6 +50,9 @@ class ModelFunctions:
     """(the balance losses of a chunk's layers [B], a microbatch) to what they add to the loss:
     linear. None where layers have none."""
 
+    embed_sums: Callable[[Parameters, Microbatch, jax.Array, Parameters], Parameters] | None = None
+    """(the first chunk's weights, a microbatch, the cotangent of the stream, sums of gradients) to
+    the sums with the gradients, added to tables in place. None: they are added as a whole."""
     head_share: Callable[[Microbatch, int, jax.Array, jax.Array], Microbatch] | None = None
     """(a microbatch, a number of shares, the number of one, True if it counts) to what the head
     reads of the microbatch for a share of its positions. None: the head needs all of them."""

@@ -14,15 +14,9 @@ from jax import lax
 from geojax.models.parallel.parallelism import Parallelism
 
 
-def share_length(positions: int, shares: int) -> int:
-    """Return the positions of a share of a rank's stream, padding included."""
-    return -(-positions // shares)
-
-
 def in_shares(x: jax.Array, shares: int) -> jax.Array:
     """Pad the positions of a rank's stream [B, S, H] with zeros, so that they divide."""
-    padding = shares * share_length(x.shape[1], shares) - x.shape[1]
-    return jnp.pad(x, [(0, 0), (0, padding), (0, 0)])
+    return jnp.pad(x, [(0, 0), (0, -x.shape[1] % shares), (0, 0)])
 
 
 def share_of_targets(

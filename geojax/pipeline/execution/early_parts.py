@@ -47,18 +47,17 @@ class EarlyReduction(Protocol):
 class EarlyParts:
     """The parts on their way. Barriers leave a compiler one order."""
 
-    def __init__(self, early: EarlyReduction | None, end: int):
-        """Say when each part travels, of a program of `end` ticks; `early` of None: none does."""
+    def __init__(self, early: EarlyReduction, end: int):
+        """Say when each part of a program of `end` ticks travels."""
         self._early = early
         self._started: dict[Part, Any] = {}
         self._exchanged: dict[Part, Any] = {}
         self._end = end
-        parts = {} if early is None else early.parts
-        self._whole = {part: tick + 1 for part, tick in parts.items()}
+        self._whole = {part: tick + 1 for part, tick in early.parts.items()}
         """The tick before which each part is whole."""
         self._crosses = dict(self._whole)
         """The tick before which each part crosses."""
-        if early is not None and early.overlaps_scatter:
+        if early.overlaps_scatter:
             following = [*self._whole.values(), end][1:]
             self._crosses = dict(zip(self._whole, following, strict=True))
 
@@ -81,8 +80,6 @@ class EarlyParts:
         Returns:
             `state`, and the token of the ticks that follow.
         """
-        if self._early is None:
-            return state, token
         whole = [part for part, at in self._whole.items() if at == tick]
         taken = {part: self._early.take(part, after(sums, token)) for part in whole}
         sent = []

@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -40,6 +40,7 @@ from geojax.models.chunk.chunk import Microbatch, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.frozen import trained_part
 from geojax.pipeline.execution.early_parts import EarlyParts, EarlyReduction
+from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
 from geojax.pipeline.execution.ring_pool import RingRows
 from geojax.pipeline.execution.shared_head import SharedHead
@@ -152,15 +153,18 @@ class _Run:
         return RingRows.of(self._program, self._layers.pool, self._layers_per_chunk)
 
     def gradients(self, early: EarlyReduction | None) -> PipelineGradients:
-        ticks, state = self._stage_ticks(), self._start()
-        end, done = self._program.ticks.ticks, 0
-        parts = EarlyParts(early, end)
-        for tick in parts.boundaries:
-            state = self._run_ticks(ticks, state, done, tick)
-            state, token = parts.at(tick, state, state.sums, state.loss)
-            state, done = state._replace(loss=token), tick
-        state = self._run_ticks(ticks, state, done, end)
-        exchanged, state = parts.finish(state)
+        ticks, state, end = self._stage_ticks(), self._start(), self._program.ticks.ticks
+        exchanged: Mapping[Part, Any] = {}
+        if early is None:
+            state = self._run_ticks(ticks, state, 0, end)
+        else:
+            parts, done = EarlyParts(early, end), 0
+            for tick in parts.boundaries:
+                state = self._run_ticks(ticks, state, done, tick)
+                state, token = parts.at(tick, state, state.sums, state.loss)
+                state, done = state._replace(loss=token), tick
+            state = self._run_ticks(ticks, state, done, end)
+            exchanged, state = parts.finish(state)
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums, exchanged)
 
@@ -466,6 +470,9 @@ class _Run:
 
     def _embed_gradients(self, cotangent: jax.Array, sums: Any, microbatch: Microbatch) -> Any:
         first = self._weights.first
+        if self._functions.embed_sums is not None:
+            added = self._functions.embed_sums(first, microbatch, cotangent, sums)
+            return jax.tree.map(typed_like, added, sums)
         stream, residuals = self._functions.embed_forward(first, microbatch)
         missing = varying_axes(cotangent) - varying_axes(stream)
         assert not missing, f"a stream that varies over {missing} after the first layer, not before"
