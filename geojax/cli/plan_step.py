@@ -117,7 +117,7 @@ def _of_program(config: "RunConfig") -> OwnStep:
         planned_layout(config, step.plan),
         _heading(step.plan),
         step.memory,
-        (_on_every_stage(step),) if step.embedding_and_head_bytes else (),
+        (_on_every_stage(step),) if step.unneeded_bytes else (),
         tuple(crossing),
         {" x ".join(axes): float(sent) for axes, sent in step.traffic.by_axes.items()},
     )
@@ -254,10 +254,12 @@ def _on_every_stage(step: "TracedStep") -> str:
     """Say what embedding and head take where they are not needed."""
     from geojax.quantities import quantity
 
-    held = quantity(step.embedding_and_head_bytes, "B")
+    held, stages = step.unneeded_bytes, {"embedding": "first", "head": "last"}
+    needing = " and the ".join(stages[use] for use in held)
     return (
-        f"of it, embedding and head: {held} for weights and gradients on every stage, though the "
-        "first and the last alone need them"
+        f"of it, {' and '.join(held)}: {quantity(held.total(), 'B')} for weights and gradients on "
+        f"every stage, though the {needing} alone need{'s' if len(held) == 1 else ''} "
+        f"{'it' if len(held) == 1 else 'them'}"
     )
 
 

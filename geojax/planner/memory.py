@@ -166,22 +166,22 @@ class TracedStep:
         return step_memory(self.model, self.plan, self.layouts, self.batch)
 
     @property
-    def embedding_and_head_bytes(self) -> int:
-        """The bytes that embedding and head take of a device in a pipeline, on any stage.
+    def unneeded_bytes(self) -> Counter[str]:
+        """The bytes of a device that embedding and head take on stages that do not need them.
 
-        One program runs on all stages: each gathers their weights and sums their gradients, though
-        only the first and the last stage need them. 0 without a pipeline.
+        One program runs on all stages of a pipeline: each gathers their weights and sums their
+        gradients.
         """
-        if self.plan.staged_layers is None:
-            return 0
+        held: Counter[str] = Counter()
         policy = self.plan.policy
         gathered = without_layers(self.layouts.weights), policy.compute_dtype
         summed = without_layers(self.layouts.parameters), policy.reduce_dtype
-        return sum(
-            math.prod(leaf.model_shard_shape) * dtype.itemsize
-            for layouts, dtype in (gathered, summed)
-            for leaf in jax.tree.leaves(layouts)
-        )
+        for layouts, dtype in (gathered, summed):
+            for path, leaf in jax.tree_util.tree_leaves_with_path(layouts):
+                if leaf.stages is not None and len(leaf.stages.holders) < leaf.stages.stages:
+                    use = "embedding" if path[0].key == "embedding" else "head"
+                    held[use] += math.prod(leaf.model_shard_shape) * dtype.itemsize
+        return held
 
     @functools.cached_property
     def traffic(self) -> Traffic:

@@ -15,11 +15,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
 
+from geojax.collectives.axes import zeros_of
 from geojax.models import AnyModel, OwnModel
 from geojax.models.attention.workspace import workspace_bytes
 from geojax.models.chunk.chunk import HeadGradients
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import forward_layer
+from geojax.models.frozen import trained_part
 from geojax.models.parameters import declarations
 from geojax.models.transformer import read_by_head
 from geojax.pipeline.execution.shared_head import SharedHead
@@ -107,16 +109,21 @@ def _of_rank(
         axes, stages = run.plan.stage_axes, staged.head_stages
         head = SharedHead(functions, axes, stages, staged.last_stage).gradients
     of_head = _trace(head, last, cotangents[0], microbatch)
-    of_embedding = _trace(
-        lambda saved, first, made, batch: functions.embed_gradients(
-            first, dataclasses.replace(embedding, saved=saved), made, batch
-        ),
-        embedding.saved,
-        others["embedding"],
-        x,
-        microbatch,
-    )
-    policy = run.plan.policy
+    policy, in_place = run.plan.policy, 0
+    if staged is not None and functions.embed_sums is not None:
+        sums = zeros_of(trained_part(others["embedding"]), dtype=policy.reduce_dtype)
+        of_embedding = _trace(functions.embed_sums, others["embedding"], microbatch, x, sums)
+        in_place = _bytes(sums)
+    else:
+        of_embedding = _trace(
+            lambda saved, first, made, batch: functions.embed_gradients(
+                first, dataclasses.replace(embedding, saved=saved), made, batch
+            ),
+            embedding.saved,
+            others["embedding"],
+            x,
+            microbatch,
+        )
     # Without ZeRO the weights of the state are computed with, where they are in the same dtype.
     copies = run.plan.layout.zero.stage > 0 or policy.compute_dtype != policy.master_dtype
     return StepPieces(
@@ -131,7 +138,7 @@ def _of_rank(
         head=peak_bytes(of_head),
         head_gradient=_result_bytes(of_head) - _bytes(x),
         embedding_held=_bytes(embedding.saved),
-        embedding_backward=peak_bytes(of_embedding),
+        embedding_backward=peak_bytes(of_embedding) - in_place,
     )
 
 
