@@ -32,6 +32,7 @@ class SharedHead:
     last: int
     """The stage that has the stream."""
 
+    @jax.named_scope("head")
     def gradients(self, weights: Parameters, x: jax.Array, microbatch: Microbatch) -> HeadGradients:
         """Run the head forwards and backwards.
 

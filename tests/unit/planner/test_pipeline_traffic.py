@@ -24,6 +24,7 @@ ROWS, SEQUENCE, MICROBATCHES = 16, 32, 4
 THROUGH_SITES = {"dc": 2, "stage": 2}
 IN_EACH = {"dc": 2, "stage": 2}
 OVERLAP = {"overlap_grad_reduce": True}
+HOP = "collective-permute"
 COMPILED = ("through sites, tensor", "in each site, data")
 CASES = {
     "through sites": ("branch_free", THROUGH_SITES, {"dc_role": "stage"}),
@@ -135,6 +136,13 @@ def test_by_their_ticks_all_stages_send_what_one_stage_would(schedule, options):
     _, counted = traced_step(model, plan, ROWS, SEQUENCE)
     stages = stage_bytes(counted, plan)
     assert all(sent["tensor",] < counted.by_axes["tensor",] for sent in stages)
+    if options:  # scattered and gathered once a microbatch, by halves
+        over_stages = [each for each in counted.collectives if each.axes == ("stage",)]
+        others = (each for each in over_stages if each.kind == HOP or not each.in_loop)
+        stream = ROWS * SEQUENCE * model.hidden_size * 4
+        assert {sent["stage",] for sent in stages} == {
+            stream + sum(each.bytes_sent for each in others)
+        }
     whole = step_plan_on(
         make_mesh(devices=jax.devices()[:2], tensor=2), policy("fp32"), MICROBATCHES
     )
