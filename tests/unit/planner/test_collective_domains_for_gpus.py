@@ -109,7 +109,7 @@ def test_an_annotated_sum_over_sites_has_a_stream_of_its_own():
     assert streams(made) == {DC: "0", DATA: "0", GATHER: "0", SCATTER: "0"}
     assert not any(together(made).values())
     made, _ = messages({}, own_stream=True)
-    assert streams(made) == {DC: "1", DATA: "0", GATHER: "0", SCATTER: "0"}
+    assert streams(made) == {DC: "2", DATA: "0", GATHER: "0", SCATTER: "0"}
     assert together(made) == {DC: {"data", "tensor"}, DATA: {"dc"}, GATHER: {"dc"}, SCATTER: {"dc"}}
 
 
@@ -133,7 +133,7 @@ def test_domains_of_hosts_do_not_part_the_two_phases(options):
 @needs_domains
 def test_domains_beside_an_annotated_sum_make_three_streams():
     made, _ = messages({**DOMAINS, LIMIT: 16}, own_stream=True)
-    assert streams(made) == {DC: "1", DATA: "0", GATHER: "3", SCATTER: "3"}
+    assert streams(made) == {DC: "2", DATA: "0", GATHER: "3", SCATTER: "3"}
     assert together(made)[DATA] == {"dc", "tensor"}
 
 
