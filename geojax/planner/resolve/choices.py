@@ -12,7 +12,7 @@ from geojax.errors import UserError
 from geojax.models import AnyModel
 from geojax.planner.buckets import CHOSEN
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.chunks import site_pieces, with_tensor_chunks
+from geojax.planner.cost.chunks import SitePieces, site_pieces
 from geojax.planner.cost.execution import GEOJAX
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.resolve.link_plan import with_buckets
@@ -52,33 +52,31 @@ def chunks_of_run(config: RunConfig, platform: Platform) -> int:
 
     `platform` is that of its devices.
     """
-    given, topology = config.parallelism.chunks, config.load_topology()
-    if given != "auto":
-        return given
-    if topology is None or platform is not GPU:
-        return 1
-    try:
-        layout = with_tensor_chunks(
-            config.model, layout_of_run(config), topology, Calibration(), GEOJAX
-        )
-    except UserError:  # a peak or a link is not known
-        return 1
-    return layout.model_parallelism.chunks
+    if config.parallelism.chunks != "auto":
+        return config.parallelism.chunks
+    pieces = _first_site(config, layout_of_run(config), platform)
+    return 1 if pieces is None else pieces.tensor_chunks
 
 
 def head_of_run(config: RunConfig, platform: Platform) -> str:
     """Return the `pipeline.head` of a run on devices of `platform`."""
-    given, topology = config.pipeline.head, config.load_topology()
-    if given != "auto":
-        return given
-    if config.pipeline_stages == 1 or topology is None or platform is not GPU:
-        return "last_stage"
-    layout = LayoutCandidate.of(config)
+    if config.pipeline.head != "auto":
+        return config.pipeline.head
+    pieces = _first_site(config, LayoutCandidate.of(config), platform)
+    return "positions" if pieces is not None and pieces.shared else "last_stage"
+
+
+def _first_site(
+    config: RunConfig, layout: LayoutCandidate, platform: Platform
+) -> SitePieces | None:
+    """Return the work of a layout of a run; None: not on GPUs, or a peak or a link is not known."""
+    topology = config.load_topology()
+    if topology is None or platform is not GPU:
+        return None
     try:
-        sites = site_pieces(config.model, layout, topology, Calibration(), GEOJAX)
-    except UserError:  # a peak or a link is not known
-        return "last_stage"
-    return "positions" if sites[0].shared else "last_stage"
+        return site_pieces(config.model, layout, topology, Calibration(), GEOJAX)[0]
+    except UserError:
+        return None
 
 
 def scans_layers(layout: Layout, model: AnyModel, mesh: Mesh) -> bool:
