@@ -7,7 +7,7 @@ or microbatches is traced, and no device is touched.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,13 +18,11 @@ from jax.sharding import PartitionSpec
 from geojax.collectives.axes import zeros_of
 from geojax.models import AnyModel, OwnModel
 from geojax.models.attention.workspace import workspace_bytes
-from geojax.models.chunk.chunk import HeadGradients
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.chunk.layer_scan import forward_layer
 from geojax.models.frozen import trained_part
 from geojax.models.parameters import declarations
 from geojax.models.transformer import read_by_head
-from geojax.pipeline.execution.shared_head import SharedHead
 from geojax.pipeline.schedule import LayerBytes
 from geojax.planner.cost.held_bytes import held_bytes
 from geojax.planner.memory_phases import StepPieces
@@ -103,14 +101,10 @@ def _of_rank(
         cotangents,
     )
     last = read_by_head(others, run.model)
-    head: Callable[..., HeadGradients] = functions.head_gradients
-    staged = run.plan.staged_layers
-    if staged is not None and staged.head_shares > 1:
-        axes, stages = run.plan.stage_axes, staged.head_stages
-        head = SharedHead(functions, axes, stages, staged.last_stage).gradients
-    of_head = _trace(head, last, cotangents[0], microbatch)
+    head = run.shared_head or functions
+    of_head = _trace(head.head_gradients, last, cotangents[0], microbatch)
     policy, in_place = run.plan.policy, 0
-    if staged is not None and functions.embed_sums is not None:
+    if run.plan.staged_layers is not None and functions.embed_sums is not None:
         sums = zeros_of(trained_part(others["embedding"]), dtype=policy.reduce_dtype)
         of_embedding = _trace(functions.embed_sums, others["embedding"], microbatch, x, sums)
         in_place = _bytes(sums)

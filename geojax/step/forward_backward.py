@@ -25,6 +25,7 @@ from geojax.models.context import ComputeSettings
 from geojax.models.transformer import model_chunk, read_by_head
 from geojax.pipeline.execution import EarlyReduction, Executor, StageWeights
 from geojax.pipeline.execution.ready_parts import Part
+from geojax.pipeline.execution.shared_head import SharedHead
 from geojax.precision import detach_amax, scale_gradient
 from geojax.step.plan import StepPlan
 
@@ -246,8 +247,17 @@ class ForwardBackward:
             plan.stage_axes,
             plan.staged_layers.layers_per_chunk,
             plan.policy.reduce_dtype,
-            plan.staged_layers.head_stages,
+            self.shared_head,
         )
+
+    @property
+    def shared_head(self) -> SharedHead | None:
+        """The head that stages of the pipeline share; None: one stage has it."""
+        plan, staged = self.plan, self.plan.staged_layers
+        if staged is None or staged.head_shares == 1:
+            return None
+        functions = self.whole_model.functions
+        return SharedHead(functions, plan.stage_axes, staged.head_stages, staged.last_stage)
 
     def _on_last_stage(self, number: jax.Array) -> jax.Array:
         """Return the number on the stage that has the head, 0 elsewhere."""

@@ -90,8 +90,8 @@ class Executor:
     """In the model's order; None: all chunks have as many as the stages hold of each."""
     sum_dtype: Any = jnp.float32
     """The dtype of the gradients' sums."""
-    head_stages: range = range(0)
-    """Stages that share the head, if the program has it shared."""
+    shared_head: SharedHead | None = None
+    """The head that stages share, which the program then has too; None: the last one has it."""
 
     def gradients(
         self,
@@ -142,9 +142,9 @@ class _Run:
             split=schedule.split_backward,
         )
         self._layers_per_chunk = layers_per_chunk
-        last = schedule.placement.stage_of[-1]
-        self._shared_head = SharedHead(
-            executor.functions, executor.axes, executor.head_stages, last
+        self._shared_head = executor.shared_head
+        assert self._program.shares_head == (self._shared_head is not None), (
+            "program and stages must have the same head"
         )
         self._stream = self._layers.stream
 
@@ -235,7 +235,7 @@ class _Run:
         x = self._first_stream(inputs, tick_row, microbatch)
         x = self._layers.forward_only(x, tick_row["F.chunk"], microbatch, context)
         head, runs_head = self._functions.head, tick_row["F.last"] == 1
-        if self._program.shares_head:
+        if self._shared_head is not None:
             head, number = self._shared_head.loss, tick_row["head.of_forward"]
             microbatch, runs_head = self._microbatch(after(number, x)), number != NOTHING
         loss = lax.cond(
@@ -402,7 +402,7 @@ class _Run:
             arrived = get(state.cotangents, tick_row["B.input"])
             is_last = valid & (tick_row["B.last"] == 1)
             cotangent, loss, last = arrived, state.loss, state.sums.last
-            if not self._program.shares_head:
+            if self._shared_head is None:
                 cotangent, loss, last = lax.cond(
                     is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
                     arrived, loss, last, microbatch,
@@ -438,12 +438,8 @@ class _Run:
         self, x: jax.Array, loss: jax.Array, sums: Any, microbatch: Microbatch
     ) -> tuple[jax.Array, jax.Array, Any]:
         """Run the head forwards and backwards: the cotangent of its input `x`, and all sums."""
-        head = (
-            self._shared_head.gradients
-            if self._program.shares_head
-            else (self._functions.head_gradients)
-        )
-        made = head(self._weights.last, x, microbatch)
+        head = self._functions if self._shared_head is None else self._shared_head
+        made = head.head_gradients(self._weights.last, x, microbatch)
         loss = typed_like(loss + made.loss, loss)
         return self._layers.typed(made.x), loss, _add(sums, made.weights)
 

@@ -33,7 +33,9 @@ class SharedHead:
     """The stage that has the stream."""
 
     @jax.named_scope("head")
-    def gradients(self, weights: Parameters, x: jax.Array, microbatch: Microbatch) -> HeadGradients:
+    def head_gradients(
+        self, weights: Parameters, x: jax.Array, microbatch: Microbatch
+    ) -> HeadGradients:
         """Run the head forwards and backwards.
 
         Args:
@@ -49,7 +51,7 @@ class SharedHead:
         return made._replace(x=cotangent[:, : x.shape[1]])
 
     def loss(self, weights: Parameters, x: jax.Array, microbatch: Microbatch) -> jax.Array:
-        """Sum the losses of this stage's positions; arguments as `gradients`."""
+        """Sum the losses of this stage's positions; arguments as `head_gradients`."""
         return self.functions.head(weights, self._own(x), self._share(microbatch))
 
     def _own(self, x: jax.Array) -> jax.Array:
