@@ -149,12 +149,13 @@ class ForwardBackward:
             context,
             keep_weights=plan.layout.zero.stage == 3 and not plan.layout.zero.reshard_after_forward,
         )
+        # Messages of the documents' numbers need nothing of the forward.
+        of_backward = after((batch, context), forward.x)
         backward = chunk.backward(
             forward.weights,
             forward.residuals,
             None,
-            batch,
-            context,
+            *of_backward,
             sink,
             sums,
             bucket_layers=bucket_layers,

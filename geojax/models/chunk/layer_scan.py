@@ -251,9 +251,9 @@ class Layers:
                 # XLA would keep what later layers leave for their weights, or compute this one
                 # again while others still go forwards.
                 kept, x_cotangent = barrier((kept, x_cotangent))
-            elif isinstance(count, int) and count == 1:
+            if isinstance(count, int) and count == 1:
                 # XLA unrolls a loop of one iteration, and could compute its layer again while
-                # others still go forwards.
+                # others still go forwards. XLA for CPUs drops the barrier.
                 kept = after(kept, x_cotangent)
             gradient, made = kept.backward(
                 (x_cotangent, balance_cotangent), again=(own, number, context)
