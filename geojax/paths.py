@@ -7,6 +7,7 @@ neighbors are those of the link, as in the cache of the Hugging Face hub.
 """
 
 import errno
+import os
 import re
 import unicodedata
 from pathlib import Path
@@ -100,3 +101,17 @@ def _read(value: Any) -> Any:
 
 ResolvedPath = Annotated[Path, pydantic.BeforeValidator(_read)]
 """A path in a config, which is resolved when the config is read."""
+
+
+def write_atomically(path: Path, content: str) -> None:
+    """Write a text file that is either there as a whole or as it was, whatever happens.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)

@@ -9,6 +9,7 @@ import yaml
 
 from geojax.checkpoint.lock import FolderLock
 from geojax.errors import UserError
+from geojax.paths import write_atomically
 from geojax.yaml_syntax import Dumper
 
 
@@ -61,12 +62,8 @@ class RunDirectory:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the resolved `config` (plain YAML values) as config.yaml, atomically."""
-        temporary = self.config.with_suffix(".yaml.tmp")
-        with temporary.open("w", encoding="utf-8") as file:
-            yaml.dump(dict(config), file, Dumper, sort_keys=False, allow_unicode=True)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.config)
+        content = yaml.dump(dict(config), None, Dumper, sort_keys=False, allow_unicode=True)
+        write_atomically(self.config, content)
 
     def lock(self) -> "RunDirectory":
         """Take the lock, which the kernel releases when this process ends in any way.

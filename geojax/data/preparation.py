@@ -1,119 +1,108 @@
 """Preparation of text: train or read a tokenizer, tokenize, and write shards into folders.
 
-Documents that are tokenized already stream past the tokenizer into the same shards.
+Documents that are tokenized already stream past the tokenizer into the same shards. A preparation
+may be killed at any moment, and the same call goes on: tokens and shards that were written stay.
 """
 
 import contextlib
+import hashlib
 import itertools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from geojax.data.atomic_folder import atomic_folder, refuse_taken
-from geojax.data.documents import find_files
+import tokenizers
+
+from geojax.data.atomic_folder import resumable_folders
 from geojax.data.file_tokens import (
     Appends,
     Counts,
-    append_tokens,
+    columns_of,
     content_of,
     is_held_out,
-    is_tokenized,
     pieces_of,
 )
+from geojax.data.files.formats import find_files, holds_tokens, record_file_of
+from geojax.data.files.text import PIECE_CHARACTERS
+from geojax.data.part_tokens import SAVED_TOKENS
 from geojax.data.progress import WorkProgress, work_progress
 from geojax.data.settings import PrepareSettings, PrepareSource
+from geojax.data.shard_assembly import ShardAssembly
 from geojax.data.storage import (
+    MANIFEST,
     SPLITS,
     TOKENIZER,
+    VERSION,
     Prepared,
     SplitWriter,
     token_dtype,
     write_manifest,
 )
-from geojax.data.template_files import read_template
-from geojax.data.tokenizer import Tokenizer
-from geojax.data.workers import (
-    WorkerSetup,
-    append_from_workers,
-    parts_of,
-    reader_of,
-    worker_count,
-)
+from geojax.data.template_files import TemplateText, read_template
+from geojax.data.tokenizer import BEGINNING, END, Tokenizer
+from geojax.data.workers import PART_BYTES, WorkerSetup, parts_of, tokenize_parts, worker_count
 from geojax.errors import UserError
 
 
 class SourceFiles(NamedTuple):
-    """The files of a source."""
+    """The files of a source, and what they hold."""
 
     files: list[Path]
     validation_files: list[Path]
+    are_conversations: bool
+
+    @property
+    def all(self) -> Iterator[Path]:
+        """All files, those of the validation set last."""
+        return itertools.chain(self.files, self.validation_files)
 
 
 def prepare(settings: PrepareSettings, *, progress: bool = False) -> list[Prepared]:
     """Prepare each source in a folder of its name below `settings.output`.
 
+    All folders are made together, when the last one is done.
+
     Raises:
         UserError: an output exists, files are missing or unreadable, there is no text in them, or
             the share to hold out holds out no document.
+        RunError: a worker was killed; the same call goes on.
     """
-    for source in settings.sources:
-        refuse_taken(settings.output / source.name)
-    files = {
-        source.name: SourceFiles(find_files(source.files), find_files(source.validation_files))
-        for source in settings.sources
-    }
-    if settings.tokenizer is None:
-        _require_tokenizer(settings, files)
     with work_progress(enabled=progress) as bar:
+        bar.begin("looking at the files")
+        sources = {source.name: _files_of(source, settings) for source in settings.sources}
+        folders = [settings.output / name for name in sources]
+        given, template = None, None
         if settings.tokenizer is not None:
-            tokenizer = Tokenizer.load(
+            given = Tokenizer.load(
                 settings.tokenizer, beginning=settings.beginning_token, end=settings.end_token
             )
-        else:
-            texts = _training_texts(settings, files, bar)
-            tokenizer = Tokenizer.train(texts, vocabulary_size=settings.vocab_size)
-        prepared = []
-        for source in settings.sources:
-            folder = settings.output / source.name
-            with atomic_folder(folder, wait=False) as partial:
-                assert partial is not None, "without waiting there is a folder or an error"
-                _prepare_source(partial, source, settings, files[source.name], tokenizer, bar)
-            prepared.append(Prepared(folder))
-    return prepared
-
-
-def _require_tokenizer(settings: PrepareSettings, files: Mapping[str, SourceFiles]) -> None:
-    for source in settings.sources:
-        for path in itertools.chain(*files[source.name]):
-            if is_tokenized(path, source):
-                raise UserError(
-                    f"{path}: holds tokens, not text; name the tokenizer.json that made them "
-                    "(--tokenizer)"
-                )
-            if source.format == "chat":
-                raise UserError(
-                    f"{path}: conversations are read with a model's tokenizer.json and its chat "
-                    "template; name it (--tokenizer)"
-                )
+            template = read_template(settings.tokenizer, settings.chat_template)
+        identity = _identity(settings, sources, given, template)
+        with resumable_folders(folders, identity, told=bar.say) as partials:
+            if partials is not None:
+                tokenizer = given or _trained(partials[0], settings, sources, bar)
+                for source, partial in zip(settings.sources, partials, strict=True):
+                    if template is not None:  # a run's export has it again
+                        template.write(partial)
+                    _prepare_source(partial, source, settings, sources[source.name], tokenizer, bar)
+        return [Prepared(folder) for folder in folders]
 
 
 def write_prepared(
     folder: Path,
     fill: Callable[[Appends], Counts],
     tokenizer: Tokenizer,
-    *,
-    marked: bool = False,
-) -> Counts:
+) -> None:
     """Fill `folder` with the tokenizer, the shards and the manifest.
 
     Args:
         folder: an empty folder.
         fill: appends all tokens, and counts them.
         tokenizer: the tokenizer.
-        marked: all tokens are those of conversations, and else none.
     """
     tokenizer.save(folder / TOKENIZER)
-    dtype = token_dtype(tokenizer.vocabulary_size, marked=marked)
+    dtype = token_dtype(tokenizer.vocabulary_size)
     with contextlib.ExitStack() as stack:
         writers = {
             split: stack.enter_context(SplitWriter(folder, split, dtype)) for split in SPLITS
@@ -123,14 +112,80 @@ def write_prepared(
             split: writer.finish(counts.documents[split]) for split, writer in writers.items()
         }
     write_manifest(
-        folder,
-        tokenizer,
-        splits,
-        counts.text_bytes,
-        text_tokens=counts.text_tokens,
-        marked=marked,
+        folder, tokenizer, splits, counts.text_bytes, text_tokens=counts.text_tokens, marked=False
     )
-    return counts
+
+
+def _files_of(source: PrepareSource, settings: PrepareSettings) -> SourceFiles:
+    """Find the files of a source, and see what they hold.
+
+    Raises:
+        UserError: there are none, some hold conversations and others do not, or only a tokenizer
+            that is given could read them.
+    """
+    found = SourceFiles(find_files(source.files), find_files(source.validation_files), False)
+    kinds: dict[bool, Path] = {}
+    for path in found.all:
+        are_tokens = holds_tokens(path, source.format)
+        if are_tokens and settings.tokenizer is None:
+            raise UserError(
+                f"{path}: holds tokens, not text; name the tokenizer.json that made them "
+                "(--tokenizer)"
+            )
+        content_of(path, source)
+        if are_tokens or record_file_of(path, source.format) is None:
+            kinds.setdefault(False, path)
+        elif (columns := columns_of(path, source)) is not None:  # empty files fit anywhere
+            kinds.setdefault(columns.are_conversations, path)
+    if len(kinds) > 1:
+        raise UserError(
+            f"source '{source.name}': {kinds[True]} holds conversations and {kinds[False]} does "
+            "not; make two sources of them, or choose with --format or --text-field"
+        )
+    if True in kinds and settings.tokenizer is None:
+        raise UserError(
+            f"{kinds[True]}: conversations are read with a model's tokenizer and its chat "
+            "template; name it (--tokenizer)"
+        )
+    return found._replace(are_conversations=True in kinds)
+
+
+def _identity(
+    settings: PrepareSettings,
+    sources: Mapping[str, SourceFiles],
+    given: Tokenizer | None,
+    template: TemplateText | None,
+) -> str:
+    """Return a hash of all that the folders depend on; the number of workers is not among it."""
+    described = [
+        settings.model_dump_json(exclude={"workers", "output", "tokenizer", "chat_template"}),
+        None if given is None else given.fingerprint,
+        None if template is None else list(template[:2]),
+        [
+            [str(path), status.st_size, status.st_mtime_ns]
+            for source in settings.sources
+            for path in sources[source.name].all
+            for status in [content_of(path, source).stat()]
+        ],
+        [VERSION, PART_BYTES, SAVED_TOKENS, PIECE_CHARACTERS, tokenizers.__version__],
+    ]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def _trained(
+    folder: Path,
+    settings: PrepareSettings,
+    sources: Mapping[str, SourceFiles],
+    bar: WorkProgress,
+) -> Tokenizer:
+    """Train the tokenizer, unless an interrupted call did, and keep it in the first folder."""
+    path = folder / TOKENIZER
+    if path.exists():
+        return Tokenizer.load(path, beginning=BEGINNING, end=END)
+    texts = _training_texts(settings, sources, bar)
+    tokenizer = Tokenizer.train(texts, vocabulary_size=settings.vocab_size)
+    tokenizer.save(path)
+    return tokenizer
 
 
 def _prepare_source(
@@ -141,36 +196,34 @@ def _prepare_source(
     tokenizer: Tokenizer,
     bar: WorkProgress,
 ) -> None:
-    """Tokenize the files of a source, in worker processes if it has more than one."""
-    marked = source.format == "chat"
-    reader = reader_of(source, settings, tokenizer)
-    parts = list(parts_of(source, *files))
-    total = sum(content_of(path, source).stat().st_size for path in itertools.chain(*files))
-    advance = bar.begin(f"tokenizing {source.name}", total)
-    count = worker_count(settings.workers, total)
+    """Tokenize the files of a source, in worker processes if it has more than one part."""
+    assembly = ShardAssembly(folder, tokenizer, marked=files.are_conversations)
+    if (folder / MANIFEST).exists():
+        assembly.remove_parts()
+        return
+    tokenizer.save(folder / TOKENIZER)
+    parts = list(parts_of(source, files.files, files.validation_files))
+    total = sum(content_of(path, source).stat().st_size for path in files.all)
     setup = WorkerSetup(
         folder=folder,
         source=source,
         settings=settings,
         beginning=tokenizer.beginning,
         end=tokenizer.end,
-        dtype=token_dtype(tokenizer.vocabulary_size, marked=marked),
+        dtype=assembly.dtype,
+        are_conversations=files.are_conversations,
     )
-
-    def fill(appends: Appends) -> Counts:
-        if count > 1:
-            return append_from_workers(setup, parts, count, appends, advance)
-        read = (reader.read(part.path, advance, part.span, part.split) for part in parts)
-        return append_tokens(itertools.chain.from_iterable(read), appends)
-
-    if settings.tokenizer is not None:
-        template = read_template(settings.tokenizer, settings.chat_template)
-        if template is not None:  # a run's export has it again
-            template.write(folder)
-    _check_counts(source, write_prepared(folder, fill, tokenizer, marked=marked))
+    advance = bar.begin(f"tokenizing {source.name}", total)
+    with assembly:
+        tokenize_parts(
+            setup, parts, worker_count(settings.workers, total), assembly.append, advance
+        )
+        bar.begin(f"writing {source.name}")
+        _check_counts(source, assembly.counts, are_conversations=files.are_conversations)
+        assembly.finish()
 
 
-def _check_counts(source: PrepareSource, counts: Counts) -> None:
+def _check_counts(source: PrepareSource, counts: Counts, *, are_conversations: bool) -> None:
     """Check that there is something to learn from and, where it is wanted, to validate on.
 
     Raises:
@@ -180,7 +233,7 @@ def _check_counts(source: PrepareSource, counts: Counts) -> None:
     total = train + held_out
     if source.files and total == held_out == 0:
         raise UserError(f"source '{source.name}': the files hold no text")
-    if source.format == "chat" and not counts.of_assistant:
+    if are_conversations and not counts.of_assistant:
         raise UserError(
             f"source '{source.name}': no token of an assistant is in its {total} conversations, so "
             "that nothing would be learned"
@@ -202,21 +255,22 @@ def _check_counts(source: PrepareSource, counts: Counts) -> None:
 
 
 def _training_texts(
-    settings: PrepareSettings, files: Mapping[str, SourceFiles], bar: WorkProgress
+    settings: PrepareSettings, sources: Mapping[str, SourceFiles], bar: WorkProgress
 ) -> Iterator[str]:
-    total = sum(path.stat().st_size for paths in files.values() for path in paths.files)
+    total = sum(path.stat().st_size for found in sources.values() for path in found.files)
     share = min(1.0, settings.tokenizer_bytes / max(total, 1))
     advance = bar.begin("reading for the tokenizer", int(total * share))
     for source in settings.sources:
-        for path in files[source.name].files:
+        for path in sources[source.name].files:
             quota = path.stat().st_size * share
             held_out = False
             for piece in pieces_of(path, source, advance):
+                content = piece.text.encode()
                 if piece.first:
-                    held_out = is_held_out(piece.text.encode(), source.validation_fraction)
+                    held_out = is_held_out(content, source.validation_fraction)
                 if not held_out:
                     yield piece.text
-                quota -= len(piece.text.encode())
+                quota -= len(content)
                 if quota <= 0 and share < 1:
                     break
     bar.begin("training the tokenizer")

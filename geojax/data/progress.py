@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 from rich.console import Console
 from rich.progress import (
@@ -26,16 +27,18 @@ _SECONDS_BETWEEN_LINES = 15.0
 class WorkProgress:
     """The steps of a piece of work, of which the last one begun is under way."""
 
-    def __init__(self, bar: Progress) -> None:
-        """Take the bar that shows the steps; it may be disabled."""
+    def __init__(self, bar: Progress, *, enabled: bool) -> None:
+        """Take the bar that shows the steps, which may be disabled without lines being so."""
+        self._enabled = enabled
         self._bar = bar
         self._description, self._done, self._total = "", 0, 0
-        self._began = time.monotonic()
+        self._began = self._step_began = time.monotonic()
 
     def begin(self, description: str, total: int | None = None) -> Callable[[int], None]:
         """Begin a step of `total` bytes, or of unknown length; call the result with bytes done."""
         task = self._bar.add_task(description, total=total)
         self._description, self._done, self._total = description, 0, total or 0
+        self._step_began = time.monotonic()
 
         def advance(bytes_done: int) -> None:
             self._done += bytes_done
@@ -43,13 +46,24 @@ class WorkProgress:
 
         return advance
 
+    def say(self, line: str) -> None:
+        """Show a line beside the progress."""
+        if self._enabled:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
     @property
     def line(self) -> str:
-        """The step that is under way, in one line."""
+        """The step that is under way, in one line: how far it is, its rate, and the time left."""
+        now = time.monotonic()
         words = self._description
         if self._total:
             words += f": {quantity(self._done, 'B')} of {quantity(self._total, 'B')}"
-        return f"{words}, {time.monotonic() - self._began:.0f} s"
+            seconds = now - self._step_began
+            if self._done and seconds > 0:
+                rate = self._done / seconds
+                left = max(self._total - self._done, 0) / rate
+                words += f", {quantity(rate, 'B')}/s, {timedelta(seconds=int(left))} left"
+        return f"{words}, {now - self._began:.0f} s"
 
 
 @contextlib.contextmanager
@@ -70,7 +84,7 @@ def work_progress(*, enabled: bool) -> Iterator[WorkProgress]:
         transient=True,
         disable=not enabled or not console.is_terminal,
     )
-    progress = WorkProgress(bar)
+    progress = WorkProgress(bar, enabled=enabled)
     ended = threading.Event()
 
     def write_lines() -> None:

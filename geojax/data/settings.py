@@ -11,7 +11,8 @@ from geojax.settings import Settings
 Name = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Name of a source, which becomes a part of names of files and metrics."""
 
-Format = Literal["auto", "text", "jsonl", "megatron", "chat"]
+Format = Literal["auto", "text", "jsonl", "chat", "openai", "sharegpt", "alpaca", "megatron"]
+"""The format of files, or of the conversations in them."""
 
 
 class SourceSettings(Settings):
@@ -79,11 +80,14 @@ class SourceText(Settings):
     """Share of the documents in `files` that becomes the validation set, instead of separate files.
     A hash of the text decides for each document, so equal documents are on one side."""
     format: Format = "auto"
-    """Format of the files. text: a file is a document. jsonl: a line is a document. megatron:
-    documents that are already tokenized (.idx beside .bin). chat: a line is a conversation, and the
-    loss counts only the assistant's words. auto: by suffix."""
-    field: str | None = None
-    """Key of the document in a JSON line. Default: `text`, or `messages` for a conversation."""
+    """Format of the files. auto: by suffix; the columns of records say whether they are documents
+    or conversations. text: a file is a document. jsonl: JSON lines, whatever the suffix. chat:
+    conversations, of which the loss counts only the assistant's words. openai, sharegpt, alpaca:
+    conversations in this form. megatron: documents that are already tokenized (.idx beside
+    .bin)."""
+    text_field: str | None = None
+    """Column of the text, or of the conversation. Default: `text`, or the only column of texts;
+    `messages`, or the only column of conversations."""
 
 
 class PrepareSource(SourceText):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from geojax.cache import cache_folder
 from geojax.data.atomic_folder import atomic_folder, is_taken
-from geojax.data.documents import split_text
 from geojax.data.file_tokens import Assigned, append_tokens, is_held_out, tokenized
+from geojax.data.files.text import split_text
 from geojax.data.preparation import write_prepared
 from geojax.data.progress import work_progress
 from geojax.data.settings import DataSettings

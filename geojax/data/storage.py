@@ -15,7 +15,7 @@ its beginning and its end token. Conversations have none around them: their toke
 import functools
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
@@ -27,6 +27,7 @@ from geojax.data.packing import Window, window_of_marked, window_of_tokens
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
 from geojax.json_file import load_json
+from geojax.paths import write_atomically
 from geojax.settings import Settings, validate
 
 VERSION = 1
@@ -302,11 +303,24 @@ class SplitWriter:
         folder: Path,
         name: SplitName,
         dtype: str,
-        shard_tokens: int = SHARD_TOKENS,
+        shard_tokens: int | None = None,
+        shards: Sequence[Shard] = (),
+        on_shard: Callable[[], None] = lambda: None,
     ) -> None:
+        """Go on behind some shards.
+
+        Args:
+            folder: folder of the shards.
+            name: name of the split.
+            dtype: dtype of the values.
+            shard_tokens: most tokens of a shard; None: `SHARD_TOKENS`.
+            shards: shards that are whole.
+            on_shard: called whenever one more is whole.
+        """
         self._folder, self._name, self._dtype = folder, name, np.dtype(dtype)
-        self._shard_tokens = shard_tokens
-        self._shards: list[Shard] = []
+        self._shard_tokens, self._on_shard = shard_tokens or SHARD_TOKENS, on_shard
+        self.shards = list(shards)
+        """Shards that are whole."""
         self._current: _ShardWriter | None = None
 
     def __enter__(self) -> "SplitWriter":
@@ -321,11 +335,16 @@ class SplitWriter:
         if self._current:
             self._current.close()
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in the shards that are whole."""
+        return sum(shard.tokens for shard in self.shards)
+
     def append(self, tokens: np.ndarray) -> None:
         """Append `tokens`, starting new shards as needed."""
         while len(tokens):
             if self._current is None:
-                name = shard_file(self._name, len(self._shards))
+                name = shard_file(self._name, len(self.shards))
                 self._current = _ShardWriter(self._folder / name, self._dtype)
             room = self._shard_tokens - self._current.tokens
             self._current.append(tokens[:room])
@@ -337,12 +356,13 @@ class SplitWriter:
         """Close the last shard and return the manifest's entry for the split of `documents`."""
         if self._current:
             self._finish_shard()
-        return Split(documents=documents, shards=tuple(self._shards))
+        return Split(documents=documents, shards=tuple(self.shards))
 
     def _finish_shard(self) -> None:
         assert self._current is not None, "there is no shard to finish"
-        self._shards.append(self._current.finish())
+        self.shards.append(self._current.finish())
         self._current = None
+        self._on_shard()
 
 
 class _ShardWriter:
@@ -419,10 +439,7 @@ def write_manifest(
         ),
         splits=dict(splits),
     )
-    with (folder / MANIFEST).open("w", encoding="utf-8") as file:
-        file.write(manifest.to_json(indent=1) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_atomically(folder / MANIFEST, manifest.to_json(indent=1) + "\n")
 
 
 def partial_path(folder: Path) -> Path:

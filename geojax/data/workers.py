@@ -1,51 +1,40 @@
-"""Worker processes that tokenize parts of files; the tokens come in the files' order.
+"""Worker processes that tokenize the parts of a source.
 
-A worker writes the tokens of a part into files of its own, and this process appends them to the
-shards. No process holds more than a batch of tokens, and the shards do not depend on the number of
-workers.
+The parts are the same for any number of workers, and so are the folders. No process holds more
+than a batch of tokens.
 """
 
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from geojax.data.chat import ChatTemplate
-from geojax.data.documents import ByteSpan, format_of, line_spans
-from geojax.data.file_tokens import Appends, Counts, FileReader, append_tokens
+from geojax.data.file_tokens import FilePart, FileReader, content_of
+from geojax.data.files.formats import holds_tokens, record_file_of
+from geojax.data.files.opening import Advance
+from geojax.data.part_tokens import AppendParts, Part, PartProgress, tokenize_part
 from geojax.data.settings import PrepareSettings, PrepareSource
-from geojax.data.storage import SPLITS, TOKENIZER, VALIDATION, SplitName
+from geojax.data.storage import TOKENIZER, VALIDATION, SplitName
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import RunError
 
 PART_BYTES = 1 << 26
-"""About the bytes of JSON lines that a worker reads at a time."""
+"""About the bytes of files that a worker tokenizes in one go."""
+_PART_FILES = 4096
+"""Most files of a part."""
 _PARTS_AHEAD = 2
 """Parts for each worker that are read while an earlier one is waited for."""
-_BLOCK = 1 << 22
 _POLL_SECONDS = 0.2
 _REPORT_BYTES = 1 << 20
-
-
-class SourcePart(NamedTuple):
-    """A part of a source's files."""
-
-    path: Path
-    span: ByteSpan | None
-    """Lines of the file; None: all of it."""
-    split: SplitName | None
-    """Split of all its documents; None: the source's share is held out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,39 +50,57 @@ class WorkerSetup:
     """Names of the tokenizer's special tokens."""
     dtype: str
     """Dtype of the shards."""
+    are_conversations: bool
+    """True if the files hold conversations."""
 
     def reader(self) -> FileReader:
-        """Make the reader of the source's files."""
+        """Make the reader of the source's files; the tokenizer of conversations has a template.
+
+        Raises:
+            UserError: there is no template, or it cannot be read.
+        """
         tokenizer = Tokenizer.load(self.folder / TOKENIZER, beginning=self.beginning, end=self.end)
-        return reader_of(self.source, self.settings, tokenizer)
-
-
-def reader_of(source: PrepareSource, settings: PrepareSettings, tokenizer: Tokenizer) -> FileReader:
-    """Make the reader of a source's files; the tokenizer of conversations has a template.
-
-    Raises:
-        UserError: there is no template, or it cannot be read.
-    """
-    template = None
-    if source.format == "chat":
-        assert settings.tokenizer is not None, "conversations are refused without one"
-        template = ChatTemplate.load(settings.tokenizer, settings.chat_template)
-    return FileReader(source, tokenizer, template)
+        template = None
+        if self.are_conversations:
+            assert self.settings.tokenizer is not None, "conversations are refused without one"
+            template = ChatTemplate.load(self.settings.tokenizer, self.settings.chat_template)
+        return FileReader(self.source, tokenizer, template)
 
 
 def parts_of(
     source: PrepareSource, files: Iterable[Path], validation_files: Iterable[Path]
-) -> Iterator[SourcePart]:
-    """Divide a source's files: plain JSON lines into parts, others are read by one process each."""
+) -> Iterator[Part]:
+    """Divide a source's files into parts of about `PART_BYTES`.
+
+    Small files are taken together, and large ones are divided where their format allows it.
+    """
+    part: list[FilePart] = []
+    total = 0
+    for piece, size in _pieces(source, files, validation_files):
+        if part and (total + size > PART_BYTES or len(part) == _PART_FILES):
+            yield part
+            part, total = [], 0
+        part.append(piece)
+        total += size
+    if part:
+        yield part
+
+
+def _pieces(
+    source: PrepareSource, files: Iterable[Path], validation_files: Iterable[Path]
+) -> Iterator[tuple[FilePart, int]]:
     splits: list[tuple[Path, SplitName | None]] = [(path, None) for path in files]
     splits += [(path, VALIDATION) for path in validation_files]
     for path, split in splits:
-        lines = format_of(path, source.format) in ("jsonl", "chat") and path.suffix != ".gz"
-        if lines and path.stat().st_size > PART_BYTES:
-            for span in line_spans(path, PART_BYTES):
-                yield SourcePart(path, span, split)
+        size = content_of(path, source).stat().st_size
+        divided = None
+        if size > PART_BYTES and not holds_tokens(path, source.format):
+            divided = record_file_of(path, source.format)
+        if divided is None:
+            yield FilePart(path, None, split), size
         else:
-            yield SourcePart(path, None, split)
+            for span in divided.spans(path, PART_BYTES):
+                yield FilePart(path, span, split), PART_BYTES if span else size
 
 
 def worker_count(given: int | None, total_bytes: int) -> int:
@@ -103,49 +110,54 @@ def worker_count(given: int | None, total_bytes: int) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), total_bytes // PART_BYTES))
 
 
-def append_from_workers(
+def tokenize_parts(
     setup: WorkerSetup,
-    parts: Iterable[SourcePart],
+    parts: Sequence[Part],
     count: int,
-    appends: Appends,
-    advance: Callable[[int], None],
-) -> Counts:
-    """Append the tokens of all parts, in order, to their splits.
+    append: AppendParts,
+    advance: Advance,
+) -> None:
+    """Tokenize all parts, and append them in their order.
 
     Args:
         setup: what each worker needs.
         parts: the parts.
-        count: number of workers.
-        appends: see `append_tokens`.
-        advance: told of the bytes that all workers have read since its last call.
+        count: number of workers; one is this process.
+        append: appends a part that is whole.
+        advance: takes the bytes that all workers have read.
 
     Raises:
         UserError: a file cannot be read, or holds something else; of several the first one.
         RunError: a worker was killed.
     """
+    if count == 1:
+        reader = setup.reader()
+        for number, part in enumerate(parts):
+            made = tokenize_part(setup.folder, number, part, reader, setup.dtype, advance)
+            append(number, made)
+        return
     context = multiprocessing.get_context("spawn")  # threads of the tokenizer do not survive a fork
     shared = _Shared(context.Value("q", 0), context.Value("b", 0))
-    counts = Counts()
     with concurrent.futures.ProcessPoolExecutor(
         count, mp_context=context, initializer=_start, initargs=(setup, shared)
     ) as pool:
-        futures: collections.deque[concurrent.futures.Future[_Tokenized]] = collections.deque()
+        waiting: collections.deque[tuple[int, concurrent.futures.Future[PartProgress]]]
+        waiting = collections.deque()
         try:
             for number, part in enumerate(parts):
-                futures.append(pool.submit(_tokenize, part, number))
-                if len(futures) > count * _PARTS_AHEAD:
-                    counts.add(_take(futures.popleft(), setup, appends, shared, advance))
-            while futures:
-                counts.add(_take(futures.popleft(), setup, appends, shared, advance))
+                waiting.append((number, pool.submit(_tokenize, number, part)))
+                if len(waiting) > count * _PARTS_AHEAD:
+                    _append_first(waiting, append, shared, advance)
+            while waiting:
+                _append_first(waiting, append, shared, advance)
         except BrokenProcessPool:
             raise RunError(
-                f"{setup.folder}: a worker process was killed, perhaps for want of memory; fewer "
-                "--workers would need less"
+                f"{setup.folder}: a worker process was killed, perhaps for want of memory; the "
+                "same command goes on, and fewer --workers need less"
             ) from None
         finally:
             shared.stopped.value = 1
             pool.shutdown(cancel_futures=True)
-    return counts
 
 
 class _Shared(NamedTuple):
@@ -155,25 +167,18 @@ class _Shared(NamedTuple):
     stopped: "Synchronized[int]"
 
 
-class _Tokenized(NamedTuple):
-    """A part whose tokens a worker has written."""
-
-    number: int
-    counts: Counts
-
-
 class _StoppedError(Exception):
     """Ends a worker's part that nobody waits for any more."""
 
 
-def _take(
-    future: "concurrent.futures.Future[_Tokenized]",
-    setup: WorkerSetup,
-    appends: Appends,
+def _append_first(
+    waiting: "collections.deque[tuple[int, concurrent.futures.Future[PartProgress]]]",
+    append: AppendParts,
     shared: _Shared,
-    advance: Callable[[int], None],
-) -> Counts:
-    """Wait for a part, append its tokens, and remove its files."""
+    advance: Advance,
+) -> None:
+    """Wait for the first part, and append it."""
+    number, future = waiting.popleft()
     while True:
         done, _ = concurrent.futures.wait([future], timeout=_POLL_SECONDS)
         with shared.bytes_read.get_lock():
@@ -181,18 +186,7 @@ def _take(
             shared.bytes_read.value = 0
         if done:
             break
-    made = future.result()
-    for split in SPLITS:
-        path = _part_file(setup.folder, made.number, split)
-        with path.open("rb") as file:
-            while len(values := np.fromfile(file, setup.dtype, _BLOCK)):
-                appends[split](values)
-        path.unlink()
-    return made.counts
-
-
-def _part_file(folder: Path, number: int, split: SplitName) -> Path:
-    return folder / f"part-{number}-{split}"
+    append(number, future.result())
 
 
 class _Worker:
@@ -202,22 +196,12 @@ class _Worker:
         self._setup, self._shared, self._reader = setup, shared, setup.reader()
         self._unreported = 0
 
-    def tokenize(self, part: SourcePart, number: int) -> _Tokenized:
+    def tokenize(self, number: int, part: Part) -> PartProgress:
         """Write the tokens of a part."""
-        with contextlib.ExitStack() as stack:
-            files = {
-                split: stack.enter_context(_part_file(self._setup.folder, number, split).open("wb"))
-                for split in SPLITS
-            }
-
-            def appending(split: SplitName) -> Callable[[np.ndarray], None]:
-                file = files[split]
-                return lambda values: values.astype(self._setup.dtype).tofile(file)
-
-            tokens = self._reader.read(part.path, self._advance, part.span, part.split)
-            counts = append_tokens(tokens, {split: appending(split) for split in SPLITS})
+        folder, dtype = self._setup.folder, self._setup.dtype
+        made = tokenize_part(folder, number, part, self._reader, dtype, self._advance)
         self._report()
-        return _Tokenized(number, counts)
+        return made
 
     def _advance(self, bytes_read: int) -> None:
         self._unreported += bytes_read
@@ -243,9 +227,9 @@ def _start(setup: WorkerSetup, shared: _Shared) -> None:
     _worker = _Worker(setup, shared)
 
 
-def _tokenize(part: SourcePart, number: int) -> _Tokenized:
+def _tokenize(number: int, part: Part) -> PartProgress:
     assert _worker is not None, "a worker is started before its first part"
-    return _worker.tokenize(part, number)
+    return _worker.tokenize(number, part)
 
 
 def _end_with_parent() -> None:

@@ -9,7 +9,6 @@ the names of all sites in /etc/hosts, each with the address that the others reac
 """
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +16,7 @@ from typing import Annotated
 import pydantic
 
 from geojax.errors import UserError
+from geojax.paths import write_atomically
 from geojax.quantities import BytesPerSecond, Seconds
 from geojax.settings import Settings, load_yaml, validate
 from geojax.wan.settings import WanSettings
@@ -112,9 +112,7 @@ class EmulatedWan(Settings):
         """Write the state file atomically."""
         path = state_path(self.name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps(self.model_dump(mode="json"), indent=2))
-        os.replace(draft, path)
+        write_atomically(path, json.dumps(self.model_dump(mode="json"), indent=2))
 
     def site(self, name: str) -> EmulatedSite:
         """Return the site called `name`.

@@ -7,7 +7,7 @@ import pytest
 
 from geojax.cli.main import run
 from geojax.data import DataSettings
-from geojax.data.documents import find_files
+from geojax.data.files.formats import find_files
 from geojax.errors import UserError
 from geojax.paths import expanded_path, resolved_path
 from geojax.settings import validate

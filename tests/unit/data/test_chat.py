@@ -98,7 +98,7 @@ def test_tags_in_the_template_mark_the_parts(folder, tmp_path):
         (TALKS[0], "{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}", "no chat template"),
         (TALKS[0], "x" * (2 << 20), "template.jinja: .*up to 1,048,576 bytes"),
         (TALKS[0], "{% for %}", r"no chat template \(line 1: "),
-        (["hello"], CHATML, "the messages are no list of objects"),
+        (["hello"], CHATML, "'messages' is no list of messages"),
         (TALKS[1], CHATML, "no token of an assistant is in its 1 conversations"),
     ],
 )
@@ -120,5 +120,5 @@ def test_a_missing_template_or_tokenizer_is_named(folder, tmp_path):
     talks = str(tmp_path / "talks.jsonl")
     with pytest.raises(UserError, match="and its chat template; name it"):
         run(PrepareCommand(files=(talks,), format="chat", output=tmp_path / "out"))
-    with pytest.raises(UserError, match=r"has no field 'text'; .* --format chat reads conversat"):
+    with pytest.raises(UserError, match="and its chat template; name it"):
         run(PrepareCommand(files=(talks,), output=tmp_path / "out"))

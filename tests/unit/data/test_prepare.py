@@ -19,8 +19,8 @@ from geojax.data import (
     SourceSettings,
     prepare,
 )
-from geojax.data import documents as documents_module
 from geojax.data.atomic_folder import atomic_folder
+from geojax.data.files import text as text_module
 from geojax.data.storage import SplitWriter, TokenStream
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
@@ -64,7 +64,7 @@ def one_line(error):
 
 def test_jsonl_round_trip(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", [*TEXTS, ""], field="body")
-    (prepared,) = prepare(settings_for(tmp_path, files=(source,), field="body"))
+    (prepared,) = prepare(settings_for(tmp_path, files=(source,), text_field="body"))
     assert documents_of(prepared) == TEXTS
     assert prepared.manifest.splits["train"].documents == 4
     assert prepared.manifest.text_bytes == sum(len(text.encode()) for text in TEXTS)
@@ -90,7 +90,7 @@ def test_text_files_folders_globs_and_gzip_each_once(tmp_path):
 
 
 def test_a_long_document_is_one_document(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents_module, "PIECE_CHARACTERS", 16)
+    monkeypatch.setattr(text_module, "PIECE_CHARACTERS", 16)
     text = "".join(f"line {number} of the text\n" for number in range(99)) + "x" * 99
     (tmp_path / "long.txt").write_text(text)
     (prepared,) = prepare(settings_for(tmp_path, files=(str(tmp_path / "long.txt"),)))
@@ -202,11 +202,17 @@ BOMB = gzip.compress(bytes(2**24)) * 5
         ("a.txt.gz", gzip.compress(b"word " * 1000)[:40], "cannot be read"),
         ("a.txt.gz", BOMB, "it expands to more than 200 times its size"),
         ("a.jsonl.gz", BOMB, "a line of more than 33,554,432 characters"),
-        ("a.parquet", b"PAR1", r"the suffix \.parquet is neither of text"),
-        ("a.csv.gz", gzip.compress(b"one,two"), r"the suffix \.csv is neither of text"),
+        ("a.parquet", b"PAR1", r"a\.parquet: cannot be read"),
+        ("a.parquet.gz", b"", r"\.parquet files are not compressed as a whole"),
+        ("a.arrow", b"ARROW1", r"a\.arrow: cannot be read"),
+        ("a.array_record", b"records", r"a\.array_record: cannot be read"),
+        ("a.doc", b"text", r"the suffix \.doc is neither of text"),
     ],
     # Workers must find the same names, and gzip's header has the second of the day.
-    ids=["no gzip", "damaged", "cut off", "bomb", "bomb of a line", "parquet", "csv"],
+    ids=[
+        *("no gzip", "damaged", "cut off", "bomb", "bomb of a line"),
+        *("parquet", "parquet of gzip", "arrow", "array_record", "unknown"),
+    ],
 )
 def test_files_that_are_no_text_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
@@ -235,7 +241,7 @@ def test_missing_files_and_a_taken_output_are_refused(tmp_path, left):
     with pytest.raises(UserError, match=r"s3://texts/a\.jsonl: is a URL"):
         prepare(settings_for(tmp_path, files=("s3://texts/a.jsonl",)))
     with pytest.raises(UserError, match="exists already"):
-        prepare(settings_for(left.folder.parent, name="left", files=("nowhere",)))
+        prepare(settings_for(left.folder.parent, name="left", files=(__file__,), format="text"))
 
 
 def copy_of(prepared, target):

@@ -5,8 +5,9 @@ import json
 
 import pytest
 
-from geojax.data import PrepareSettings, documents, prepare, workers
-from geojax.data.documents import line_spans, read_json_lines
+from geojax.data import PrepareSettings, prepare, workers
+from geojax.data.files import json_lines
+from geojax.data.files.json_lines import JsonLines, line_spans
 from geojax.errors import UserError
 
 
@@ -64,13 +65,13 @@ def test_spans_have_whole_lines_and_all_of_them(tmp_path, size):
     path.write_text("".join(f'{{"n": {number}}}\r\n\n' for number in range(30)) + '{"n": 30}')
     spans = list(line_spans(path, size))
     assert len(spans) == {1: 61, 17: 16, 10**6: 1}[size]
-    found = [each for span in spans for each in read_json_lines(path, span=span)]
-    assert [record["n"] for _, record in found] == list(range(31))
-    assert [str(line) for line, _ in found] == [f"{path}:{2 * n + 1}" for n in range(31)]
+    found = [record for span in spans for record in JsonLines().records(path, (), span)]
+    assert [record.values["n"] for record in found] == list(range(31))
+    assert [str(record.place) for record in found] == [f"{path}:{2 * n + 1}" for n in range(31)]
 
 
 def test_a_file_without_lines_is_one_span(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "_LONGEST_LINE_BYTES", 8)
+    monkeypatch.setattr(json_lines, "_LONGEST_LINE_BYTES", 8)
     (tmp_path / "a").write_text("x" * 100)
     assert list(line_spans(tmp_path / "a", 10)) == [(0, 100)]
     (tmp_path / "empty").touch()

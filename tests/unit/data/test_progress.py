@@ -1,5 +1,6 @@
 """Lines about long work where stderr is no terminal."""
 
+import re
 import time
 
 import pytest
@@ -18,7 +19,8 @@ def test_a_line_says_what_is_under_way(at_once, capsys):
     with work_progress(enabled=True) as work:
         work.begin("reading", total=4000)(1000)
         deadline = time.monotonic() + 20
-        while "reading: 1 kB of 4 kB, 0 s\n" not in (seen := capsys.readouterr().err):
+        line = re.compile(r"reading: 1 kB of 4 kB, [0-9.]+ k?B/s, \d:\d\d:\d\d left, 0 s\n")
+        while not line.search(seen := capsys.readouterr().err):
             assert time.monotonic() < deadline, seen
         work.begin("training the tokenizer")
         while "training the tokenizer, 0 s\n" not in (seen := capsys.readouterr().err):
