@@ -18,8 +18,8 @@ class PrepareCommand(SourceText, Tokenization):
     """
 
     files: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Text files, JSON lines, Megatron-LM's .idx beside .bin, folders, or quoted globs
-    ('texts/**/*.txt'). Text may be .gz."""
+    """Files of text, JSON, CSV, Parquet, Arrow or ArrayRecord, Megatron-LM's .idx beside .bin,
+    folders, or quoted globs ('texts/**/*.txt'). Text, JSON and CSV may be .gz or .zst."""
     output: Path | None = None
     """Folder to make."""
     config: Path | None = None

@@ -108,7 +108,7 @@ def _first_line(text: io.TextIOBase) -> tuple[int, str]:
     """Read the first line that is not blank, and count the blank ones before it."""
     for blanks in itertools.count():
         line = text.readline(LONGEST_LINE + 1)
-        if not line or line.strip():
+        if not line or line.strip() or len(line) > LONGEST_LINE:
             return blanks, line
     raise AssertionError("a count never ends")
 

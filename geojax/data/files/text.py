@@ -8,7 +8,11 @@ from typing import NamedTuple
 from geojax.data.files.opening import Advance, open_text, silent
 
 PIECE_CHARACTERS = 1 << 18
-"""Size of the pieces, cut at the end of a line, in which longer documents are tokenized."""
+"""Size of the pieces in which longer documents are tokenized.
+
+A piece ends with a line, where a line ends within as many characters again. Else it ends with a
+word, and only a run of so many characters without a blank is cut.
+"""
 
 
 class DocumentPiece(NamedTuple):
@@ -39,10 +43,21 @@ def read_text(path: Path, advance: Advance = silent) -> Iterator[DocumentPiece]:
 
 
 def _pieces(text: io.TextIOBase) -> Iterator[DocumentPiece]:
+    rest = ""
+
     def take() -> str:
-        part = text.read(PIECE_CHARACTERS)
-        # A line without an end must not pull the rest of the file into memory.
-        return part + text.readline(PIECE_CHARACTERS) if part else ""
+        nonlocal rest
+        piece = rest + text.read(PIECE_CHARACTERS)
+        rest = ""
+        if piece and not piece.endswith("\n"):
+            # A line without an end must not pull the rest of the file into memory.
+            piece += text.readline(PIECE_CHARACTERS)
+            if len(piece) >= 2 * PIECE_CHARACTERS and not piece.endswith("\n"):
+                # Most tokenizers begin a word with the blank before it.
+                blank = piece.rfind(" ", len(piece) // 2)
+                end = len(piece) if blank < 0 else blank
+                piece, rest = piece[:end], piece[end:]
+        return piece
 
     current, first = take(), True
     while current:

@@ -2,8 +2,12 @@
 
 import functools
 import gzip
+import io
 import json
 import random
+
+import pyarrow
+import pyarrow.parquet
 
 from fuzz.case import Case
 from fuzz.corpus import Corpus
@@ -35,6 +39,15 @@ def documents(corpus: Corpus, rng: random.Random) -> Case:
             ("a.jsonl.gz", _bomb(b"", b" ")),
             ("a.txt.gz", _bomb(b"", b"\xff")),
             ("a.parquet", b"PAR1" + bytes(100)),
+            ("a.parquet", _damaged_table(rng, "parquet")),
+            ("a.arrow", _damaged_table(rng, "arrow")),
+            ("a.arrow", bytes(100)),
+            ("a.array_record", bytes(70_000)),
+            ("a.csv", b'text\n"' + b"a" * 200_000),
+            ("a.csv", b"text\n\x00\n"),
+            ("a.json", b"[" * 300_000),
+            ("a.json", b'[{"text": "a"},' * 3),
+            ("a.txt.zst", b"no zstd"),
             ("a\nb.txt", b"x"),
         ]
     )
@@ -42,8 +55,8 @@ def documents(corpus: Corpus, rng: random.Random) -> Case:
     options = {
         "--vocab-size": ["300", "258", "257", "0", "-1", "100000000", "1e9", "x"],
         "--validation-fraction": ["0.1", "1", "-1", "nan", "1e-300", "x"],
-        "--field": ["text", "", "other", "a\nb"],
-        "--format": ["text", "jsonl", "parquet", ""],
+        "--text-field": ["text", "", "other", "a\nb"],
+        "--format": ["text", "jsonl", "chat", "sharegpt", "parquet", ""],
         "--validation-files": [name, "none", "fifo", "folder"],
         "--beginning-token": ["<s>", ""],
     }
@@ -51,6 +64,21 @@ def documents(corpus: Corpus, rng: random.Random) -> Case:
         option = rng.choice(list(options))
         words += [option, rng.choice(options[option])]
     return Case(words, {name: content}, notes=True)
+
+
+def _damaged_table(rng: random.Random, kind: str) -> bytes:
+    """Write a table of texts, and change some of its bytes."""
+    table = pyarrow.table({"text": ["one two three", "four"] * 50})
+    file = io.BytesIO()
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, file)
+    else:
+        with pyarrow.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table)
+    content = bytearray(file.getvalue())
+    for _ in range(rng.choice([1, 10])):
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    return bytes(content)
 
 
 @functools.cache
