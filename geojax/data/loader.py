@@ -7,10 +7,11 @@ number of sequences consumed, whatever the size of the batches.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,6 +26,17 @@ if TYPE_CHECKING:
 
 _MOST_WINDOWS = 2**32
 """Most windows of a source, since Grain's shuffle permutes 32-bit numbers."""
+
+
+class Origin(NamedTuple):
+    """The origin of a training sequence."""
+
+    number: int
+    """Number of the sequence in the run."""
+    source: str
+    """Name of its source."""
+    start: int
+    """Number of the source's training token that it begins with."""
 
 
 class Loader:
@@ -86,7 +98,8 @@ class Loader:
         self._read_options = grain.ReadOptions(
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads)
         )
-        self._blend = _blend(corpus, sequence_length, seed)
+        self._windows = _windows(corpus, sequence_length)
+        self._order = _order(corpus, self._windows, seed)
         self._held_out = {
             source.name: SequenceWindows(source.prepared, VALIDATION, sequence_length)
             for source in corpus.sources
@@ -110,6 +123,16 @@ class Loader:
         """Return this process's sequences of the batch at `step` (from 0) of a run from scratch."""
         return self._batches(step * self.global_batch_size)[0]
 
+    def origins(self, step: int) -> list[Origin]:
+        """Return the origin of each sequence of `batch(step)`."""
+        first = step * self.global_batch_size
+        numbers = [first + index for index in self.sequences.tolist()]
+        places = [self._order[number] for number in numbers]
+        return [
+            Origin(number, source, self._windows[source].start(window))
+            for number, (source, window) in zip(numbers, places, strict=True)
+        ]
+
     def iterate(self, consumed: int = 0) -> Iterator[Batch]:
         """Yield the batches behind the first `consumed` sequences, endlessly, read by threads."""
         ahead = self._batches(consumed).to_iter_dataset(self._read_options)
@@ -121,7 +144,9 @@ class Loader:
         """Return this process's batches, of which the first begins at sequence `consumed`."""
         import grain
 
-        share = _Share(self._blend, consumed, self.global_batch_size, self.sequences)
+        share = _Share(
+            self._order, self._windows, consumed, self.global_batch_size, self.sequences
+        )
         batch = {"drop_remainder": True, "batch_fn": self._collate}
         return grain.MapDataset.source(share).batch(len(self.sequences), **batch)
 
@@ -154,36 +179,41 @@ class Loader:
 
 
 class _Share:
-    """Sequences of the blend that this process needs, step after step."""
+    """Sequences of the run that this process needs, step after step."""
 
     def __init__(
         self,
-        blend: "grain.MapDataset",
+        order: "grain.MapDataset",
+        windows: Mapping[str, SequenceWindows],
         consumed: int,
         global_batch_size: int,
         sequences: np.ndarray,
     ) -> None:
-        self._blend, self._consumed = blend, consumed
+        self._order, self._windows, self._consumed = order, windows, consumed
         self._global_batch_size = global_batch_size
         self._sequences = sequences.tolist()
 
     def __len__(self) -> int:
-        left = len(self._blend) - self._consumed
+        left = len(self._order) - self._consumed
         return left // self._global_batch_size * len(self._sequences)
 
-    def __getitem__(self, index: int) -> np.ndarray:
+    def __getitem__(self, index: int) -> Window:
         step, position = divmod(index, len(self._sequences))
         first = self._consumed + step * self._global_batch_size
-        return self._blend[first + self._sequences[position]]
+        source, window = self._order[first + self._sequences[position]]
+        return self._windows[source][window]
 
 
-def _blend(corpus: Corpus, sequence_length: int, seed: int) -> "grain.MapDataset":
-    """Blend the sources without end; element n * global_batch_size + i is sequence i of step n."""
-    import grain
+def _windows(corpus: Corpus, sequence_length: int) -> dict[str, SequenceWindows]:
+    """Return the windows of each source that is trained on.
 
-    sources = [source for source in corpus.sources if source.weight > 0]
-    endless = []
-    for source in sources:
+    Raises:
+        UserError: a source has none, or too many.
+    """
+    windows_of = {}
+    for source in corpus.sources:
+        if source.weight == 0:
+            continue
         windows = SequenceWindows(source.prepared, TRAIN, sequence_length)
         if not len(windows):
             raise UserError(
@@ -196,11 +226,32 @@ def _blend(corpus: Corpus, sequence_length: int, seed: int) -> "grain.MapDataset
                 f"source '{source.name}' has {len(windows):,} sequences of {sequence_length}, more "
                 f"than the {_MOST_WINDOWS:,} that can be shuffled; prepare it as several sources"
             )
-        dataset = grain.MapDataset.source(windows).shuffle(seed=_source_seed(seed, source.name))
-        endless.append(dataset.repeat())
+        windows_of[source.name] = windows
+    return windows_of
+
+
+def _order(
+    corpus: Corpus, windows: Mapping[str, SequenceWindows], seed: int
+) -> "grain.MapDataset":
+    """Blend the sources without end: element n is the source and the window of the n-th sequence.
+
+    Sequence i of step n is element n * global_batch_size + i.
+    """
+    import grain
+
+    endless = []
+    for name, windows_of_source in windows.items():
+        numbers = grain.MapDataset.range(len(windows_of_source))
+        shuffled = numbers.shuffle(seed=_source_seed(seed, name))
+        endless.append(shuffled.map(functools.partial(_place, name)).repeat())
     if len(endless) == 1:
         return endless[0]
-    return grain.MapDataset.mix(endless, weights=[source.weight for source in sources])
+    weights = {source.name: source.weight for source in corpus.sources}
+    return grain.MapDataset.mix(endless, weights=[weights[name] for name in windows])
+
+
+def _place(source: str, window: int) -> tuple[str, int]:
+    return source, window
 
 
 def _source_seed(seed: int, name: str) -> int:

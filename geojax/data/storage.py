@@ -243,6 +243,21 @@ class TokenStream:
         return tokens
 
 
+def open_stream(folder: Path, manifest: Manifest, split: Split) -> TokenStream:
+    """Open shards of a prepared folder as its manifest describes them.
+
+    Raises:
+        UserError: as for `TokenStream`.
+    """
+    return TokenStream(
+        folder,
+        split,
+        manifest.dtype,
+        tokens=manifest.tokenizer.vocabulary_size,
+        marks=2 * manifest.marked,
+    )
+
+
 class Prepared:
     """A prepared folder, opened for reading."""
 
@@ -279,13 +294,7 @@ class Prepared:
         return self._open_stream(Split(documents=0, shards=()))
 
     def _open_stream(self, split: Split) -> TokenStream:
-        return TokenStream(
-            self.folder,
-            split,
-            self.manifest.dtype,
-            tokens=self.tokenizer.vocabulary_size,
-            marks=2 * self.manifest.marked,
-        )
+        return open_stream(self.folder, self.manifest, split)
 
     def window(self, split: SplitName, start: int, stop: int) -> Window:
         """Return tokens `start` to `stop` of a split."""

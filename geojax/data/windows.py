@@ -25,9 +25,13 @@ class SequenceWindows:
         """The number of windows in which every token but the first is a target once."""
         return -(-max(self._tokens - 1, 0) // self.sequence_length)
 
+    def start(self, index: int) -> int:
+        """Return the number of the split's token that window `index` begins with."""
+        return int(index) * self.sequence_length
+
     def __getitem__(self, index: int) -> Window:
         """Read a window; the one behind the last whole one may be short, others are empty."""
-        start = min(int(index) * self.sequence_length, self._tokens)
+        start = min(self.start(index), self._tokens)
         stop = min(start + self.sequence_length + 1, self._tokens)
         return self._prepared.window(self._split, start, stop)
 
