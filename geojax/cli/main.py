@@ -21,6 +21,7 @@ import tyro
 import geojax
 from geojax.cli import (
     data,
+    data_show,
     evaluate,
     export,
     generate,
@@ -33,6 +34,7 @@ from geojax.cli import (
     wan,
 )
 from geojax.cli.arguments import REGISTRY, UncheckedArguments, arguments_of
+from geojax.cli.escaping import escaped
 from geojax.errors import RunError, UserError, is_disk_full
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
 from geojax.paths import resolved_path
@@ -49,6 +51,7 @@ Subcommand = (
     | Annotated[generate.GenerateCommand, tyro.conf.subcommand("generate")]
     | Annotated[evaluate.EvaluateCommand, tyro.conf.subcommand("evaluate")]
     | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
+    | Annotated[data_show.ShowCommand, tyro.conf.subcommand("data show")]
     | Annotated[launch.LaunchCommand, tyro.conf.subcommand("launch")]
     | Annotated[wan.WanUpCommand, tyro.conf.subcommand("wan up")]
     | Annotated[wan.WanDownCommand, tyro.conf.subcommand("wan down")]
@@ -137,6 +140,8 @@ def _run(arguments: list[str]) -> int:
         return plan.run(command, unknown)
     if isinstance(command, probe.ProbeCommand):
         return probe.run(command, unknown)
+    if isinstance(command, data_show.ShowCommand):
+        return data_show.run(command, unknown)
     if isinstance(command, launch.LaunchCommand):
         if unknown and not unknown[0].startswith("-"):
             raise UserError(
@@ -324,7 +329,7 @@ def _unexpected() -> int:
 
 def _one_line(message: str) -> str:
     """Escape line ends and other control characters, and cut a message that would fill a screen."""
-    shown = "".join(each if each.isprintable() else repr(each)[1:-1] for each in message)
+    shown = escaped(message)
     return shown if len(shown) <= _LONGEST_MESSAGE else f"{shown[:_LONGEST_MESSAGE]}..."
 
 

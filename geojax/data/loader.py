@@ -144,9 +144,7 @@ class Loader:
         """Return this process's batches, of which the first begins at sequence `consumed`."""
         import grain
 
-        share = _Share(
-            self._order, self._windows, consumed, self.global_batch_size, self.sequences
-        )
+        share = _Share(self._order, self._windows, consumed, self.global_batch_size, self.sequences)
         batch = {"drop_remainder": True, "batch_fn": self._collate}
         return grain.MapDataset.source(share).batch(len(self.sequences), **batch)
 
@@ -230,9 +228,7 @@ def _windows(corpus: Corpus, sequence_length: int) -> dict[str, SequenceWindows]
     return windows_of
 
 
-def _order(
-    corpus: Corpus, windows: Mapping[str, SequenceWindows], seed: int
-) -> "grain.MapDataset":
+def _order(corpus: Corpus, windows: Mapping[str, SequenceWindows], seed: int) -> "grain.MapDataset":
     """Blend the sources without end: element n is the source and the window of the n-th sequence.
 
     Sequence i of step n is element n * global_batch_size + i.

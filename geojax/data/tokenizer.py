@@ -169,6 +169,11 @@ class Tokenizer:
         number: int | None = self._backend.token_to_id(token)
         return number
 
+    def name_of(self, token: int) -> str | None:
+        """Return the name of a token by its id; None: there is no such token."""
+        name: str | None = self._backend.id_to_token(token)
+        return name
+
     def special_tokens_in(self, texts: Iterable[str]) -> Iterator[str]:
         """Yield the special tokens that `texts` spell."""
         for text in texts:

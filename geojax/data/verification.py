@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from geojax.data.progress import work_progress
-from geojax.data.storage import MANIFEST, Prepared, Shard, SplitName
+from geojax.data.storage import (
+    MANIFEST,
+    Manifest,
+    Prepared,
+    Shard,
+    Split,
+    SplitName,
+    TokenStream,
+    open_stream,
+    read_manifest,
+)
 from geojax.errors import UserError
 from geojax.json_file import load_json
 
@@ -74,6 +84,58 @@ def verify(folders: Sequence[Prepared], *, progress: bool = False) -> None:
         _write_record(folder, records[folder])
 
 
+class Inspection(NamedTuple):
+    """The result of a check of prepared folders."""
+
+    shards: int
+    """Number of the shards that the manifests list."""
+    bytes: int
+    """Size of these shards."""
+    problems: tuple[str, ...]
+    """A line for each shard, manifest or tokenizer that is damaged."""
+
+
+def inspect_folders(folders: Sequence[Path], *, whole: bool, progress: bool = False) -> Inspection:
+    """Check all shards of prepared folders, and collect the problems; nothing is remembered.
+
+    Args:
+        folders: the folders.
+        whole: read all tokens and compare checksums and tokenizers too; else only sizes and
+            headers are checked.
+        progress: show on stderr how far it is.
+    """
+    problems: list[str] = []
+    listed: list[tuple[Path, Manifest, Shard]] = []
+    for folder in dict.fromkeys(folders):
+        with _collected(problems):
+            manifest = read_manifest(folder)
+            splits = manifest.splits.values()
+            listed += [(folder, manifest, shard) for split in splits for shard in split.shards]
+    total = sum(shard.bytes for _, _, shard in listed)
+    with work_progress(enabled=progress and whole) as work:
+        advance = work.begin("verifying the data", total)
+        for folder, manifest, shard in listed:
+            with _collected(problems):
+                stream = open_stream(folder, manifest, Split(documents=0, shards=(shard,)))
+                if whole:
+                    _compare_checksum(stream, 0, shard, folder, advance)
+                else:
+                    next(stream.blocks(0, 1))
+    for folder in {folder: None for folder, _, _ in listed} if whole else ():
+        with _collected(problems):
+            _check_ends(Prepared(folder))
+    return Inspection(len(listed), total, tuple(dict.fromkeys(problems)))
+
+
+@contextlib.contextmanager
+def _collected(problems: list[str]) -> Iterator[None]:
+    """Add the problem that the block raises as a UserError to `problems`."""
+    try:
+        yield
+    except UserError as error:
+        problems.append(str(error))
+
+
 def _files(prepared: Prepared) -> Iterator[_File]:
     for name, split in prepared.manifest.splits.items():
         for number, shard in enumerate(split.shards):
@@ -97,19 +159,31 @@ def _choose(files: Sequence[_File], unknown: Sequence[_File]) -> list[_File]:
 
 
 def _verify(file: _File, advance: Callable[[int], None]) -> None:
-    """Compare a shard's tokens with its checksum.
+    """Read a shard of an opened folder whole, and compare it with its checksum.
+
+    Raises:
+        UserError: its tokens are others.
+    """
+    stream = file.prepared.stream(file.split)
+    _compare_checksum(stream, file.number, file.shard, file.prepared.folder, advance)
+
+
+def _compare_checksum(
+    stream: TokenStream, number: int, shard: Shard, folder: Path, advance: Callable[[int], None]
+) -> None:
+    """Compare the tokens of `shard`, number `number` of a stream, with its checksum.
 
     Raises:
         UserError: they are others.
     """
     digest = hashlib.sha256()
-    for block in file.prepared.stream(file.split).blocks(file.number, _BLOCK_TOKENS):
+    for block in stream.blocks(number, _BLOCK_TOKENS):
         digest.update(block.data)
         advance(block.nbytes)
-    if digest.hexdigest() != file.shard.sha256:
+    if digest.hexdigest() != shard.sha256:
         raise UserError(
-            f"{file.prepared.folder / file.shard.file}: its tokens are not those that {MANIFEST} "
-            "was made with (another SHA-256); copy the file again, or prepare the data again"
+            f"{folder / shard.file}: its tokens are not those that {MANIFEST} was made with "
+            "(another SHA-256); copy the file again, or prepare the data again"
         )
 
 
