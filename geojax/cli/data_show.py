@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _FOLDER_LENGTH, _FOLDER_BATCH = 1024, 64
 """Most tokens of a sequence and sequences of a batch, for a folder that is shown without a run."""
 _MARGIN = 8
+_LENGTHS = 40
+"""Most characters of the list of a sequence's documents."""
 _LEGEND = (
     "Each token is its text above its number. (Number): the loss does not count this token. "
     f"{SPACE} is a space."
@@ -379,7 +381,7 @@ def _lines(sequence: "ShownSequence", texts: "TokenTexts", most: int, width: int
     documents = sequence.documents
     lengths = [f"{each.tokens:,}" for each in documents if each.segment]
     if len(lengths) > 1:
-        yield Text(f"{len(lengths):,} documents: {listed(lengths)} tokens")
+        yield Text(f"{len(lengths):,} documents: {listed(lengths, longest=_LENGTHS)} tokens")
     for number, document in enumerate(documents):
         if document.start >= shown:
             break

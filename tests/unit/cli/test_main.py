@@ -39,7 +39,7 @@ def test_the_overview_has_a_line_for_each_subcommand(capsys, arguments):
     [
         (["trian", "run.yaml"], "there is no subcommand 'trian'; did you mean 'train'?"),
         (["wan", "statsu"], "there is no subcommand 'wan statsu'; did you mean 'wan status'?"),
-        (["data"], "there is no subcommand 'data'; did you mean 'data prepare'?"),
+        (["data"], "there is no subcommand 'data'; did you mean 'data prepare' or 'data show'?"),
         (["xyzzy"], "there is no subcommand 'xyzzy'; there are: train, plan, "),
         (["wan", "mend"], "geojax wan mend is called geojax wan restore now"),
         (["memory", "run.yaml"], "geojax memory is called geojax plan now"),

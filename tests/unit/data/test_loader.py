@@ -286,3 +286,21 @@ def test_a_source_of_one_window_repeats_it(left: Prepared, corpus):
     loader = loader_of(corpus, sequence_length=sequence, global_batch_size=2)
     batch = loader.batch(3)
     np.testing.assert_array_equal(batch["tokens"][0], batch["tokens"][1])
+
+
+@pytest.mark.parametrize("sequences", [None, [6, 1, 3]])
+def test_origins_tell_where_the_sequences_of_a_batch_lie(two_prepared, sequences):
+    left, right = two_prepared
+    loader = loader_of(
+        Corpus((Source("a", left, 0.3), Source("b", right, 0.7))), sequences=sequences
+    )
+    prepared = {"a": left, "b": right}
+    for step in [0, 7, 10**6]:
+        origins = loader.origins(step)
+        rows = range(BATCH) if sequences is None else sequences
+        assert [origin.number for origin in origins] == [step * BATCH + row for row in rows]
+        for origin, tokens in zip(origins, loader.batch(step)["tokens"], strict=True):
+            stream = prepared[origin.source].stream("train")
+            np.testing.assert_array_equal(
+                tokens, stream.read(origin.start, origin.start + SEQUENCE)
+            )
