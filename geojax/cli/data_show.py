@@ -107,7 +107,12 @@ def run(command: ShowCommand, overrides: Sequence[str]) -> int:
     from geojax.data.storage import MANIFEST, partial_path
 
     path = resolved_path(command.config)
-    is_run = not ((path / MANIFEST).exists() or partial_path(path).exists())
+    try:
+        is_run = not ((path / MANIFEST).exists() or partial_path(path).exists())
+    except PermissionError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}); data that this user may read would do"
+        ) from None
     config = _config(command, path, overrides) if is_run else None
     if config is None and overrides:
         raise UserError(

@@ -15,6 +15,7 @@ ENDS = (
     "geojax.runtime.start:join",
     "geojax.runtime.rendezvous:join",
     "geojax.data.standard_library:prepare_standard_library",
+    "geojax.cli.data_show:_print_json",
     "geojax.cli.launch:supervise",
     "geojax.launch.hosts:_connected_to",
     "geojax.cli.wan:bring_up",

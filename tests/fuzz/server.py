@@ -36,6 +36,7 @@ _MODULES = (
     "geojax.cli.plan_page",
     "geojax.cli.probe_tables",
     "geojax.data.preparation",
+    "geojax.data.preview",
     "geojax.launch.hosts",
     "geojax.pipeline.drawing.timelines",
     "geojax.pipeline.drawing.trace",

@@ -40,6 +40,7 @@ def words(corpus: Corpus, rng: random.Random) -> Case:
         "help",
         "up",
         "prepare",
+        "show",
         "eval",
         "--version",
         "--steps",

@@ -15,10 +15,12 @@ MANIFEST = "data/manifest.json"
 
 
 def prepared(corpus: Corpus, rng: random.Random) -> Case:
-    """Data of which one file is damaged, read by a run, or judged."""
+    """Data of which one file is damaged, read by a run, or shown."""
     files = {"small.yaml": corpus.configs["small.yaml"], **corpus.prepared}
-    sources = "[{name: a, prepared: data}]"
-    case = Case(["train", "small.yaml", f"--data.sources={sources}"], files, writes=("run",))
+    sources = "--data.sources=[{name: a, prepared: data}]"
+    train = ["train", "small.yaml", sources]
+    verify = rng.choice([["data", "--verify"], ["small.yaml", sources, "--verify"]])
+    case = Case(rng.choice([train, ["data", "show", *verify]]), files, writes=("run",))
     damage = rng.choice(["any", "any", "manifest", "header", "ids", "swap", "twice", "gone"])
     if damage == "any":
         harm(case, rng.choice(list(corpus.prepared)), rng)
@@ -68,4 +70,23 @@ def _sign_again(files: dict[str, bytes]) -> None:
     files[MANIFEST] = json.dumps(entry).encode()
 
 
-DRAWS = ((3, prepared),)
+def shown(corpus: Corpus, rng: random.Random) -> Case:
+    """Data of which any file is damaged, of which a batch is shown with hostile options."""
+    numbers = ("0", "-1", "1", "7", "1000000000", "99999999999999999999", "nan", "x", "")
+    options = {
+        "--step": numbers,
+        "--sequences": numbers,
+        "--tokens": numbers,
+        "--sequence-length": (*numbers, "16", "300"),
+        "--validation": ("data", "a", "", "x" * 300, "\x1b[31m"),
+    }
+    case = Case(["data", "show", rng.choice(["data", "data", "small.yaml"])], {})
+    case.files |= {"small.yaml": corpus.configs["small.yaml"], **corpus.prepared}
+    for option in rng.sample(list(options), rng.choice([0, 1, 1, 2])):
+        case.arguments.append(f"{option}={rng.choice(options[option])}")
+    if rng.random() < 0.5:
+        harm(case, rng.choice(list(corpus.prepared)), rng)
+    return case
+
+
+DRAWS = ((3, prepared), (2, shown))

@@ -14,6 +14,7 @@ READERS = (
     ("plan",),
     ("plan", "--compile"),
     ("plan", "--schedules"),
+    ("data", "show"),
     ("probe",),
 )
 """Commands that read a run's config."""
