@@ -176,8 +176,8 @@ def _check_shards(folders: Sequence[Path], *, whole: bool) -> None:
     Raises:
         UserError: a shard, a manifest or a tokenizer is damaged.
     """
+    from geojax.data.inspection import inspect_folders
     from geojax.data.storage import MANIFEST
-    from geojax.data.verification import inspect_folders
 
     found = inspect_folders(folders, whole=whole, progress=True)
     if len(found.problems) == 1:

@@ -28,7 +28,7 @@ _MOST_WINDOWS = 2**32
 """Most windows of a source, since Grain's shuffle permutes 32-bit numbers."""
 
 
-class Origin(NamedTuple):
+class SequenceOrigin(NamedTuple):
     """The origin of a training sequence."""
 
     number: int
@@ -98,8 +98,7 @@ class Loader:
         self._read_options = grain.ReadOptions(
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads)
         )
-        self._windows = _windows(corpus, sequence_length)
-        self._order = _order(corpus, self._windows, seed)
+        self._blend = _blend(corpus, sequence_length, seed)
         self._held_out = {
             source.name: SequenceWindows(source.prepared, VALIDATION, sequence_length)
             for source in corpus.sources
@@ -123,15 +122,10 @@ class Loader:
         """Return this process's sequences of the batch at `step` (from 0) of a run from scratch."""
         return self._batches(step * self.global_batch_size)[0]
 
-    def origins(self, step: int) -> list[Origin]:
+    def origins(self, step: int) -> list[SequenceOrigin]:
         """Return the origin of each sequence of `batch(step)`."""
         first = step * self.global_batch_size
-        numbers = [first + index for index in self.sequences.tolist()]
-        places = [self._order[number] for number in numbers]
-        return [
-            Origin(number, source, self._windows[source].start(window))
-            for number, (source, window) in zip(numbers, places, strict=True)
-        ]
+        return [self._blend.origin(first + row) for row in self.sequences.tolist()]
 
     def iterate(self, consumed: int = 0) -> Iterator[Batch]:
         """Yield the batches behind the first `consumed` sequences, endlessly, read by threads."""
@@ -144,7 +138,7 @@ class Loader:
         """Return this process's batches, of which the first begins at sequence `consumed`."""
         import grain
 
-        share = _Share(self._order, self._windows, consumed, self.global_batch_size, self.sequences)
+        share = _Share(self._blend, consumed, self.global_batch_size, self.sequences)
         batch = {"drop_remainder": True, "batch_fn": self._collate}
         return grain.MapDataset.source(share).batch(len(self.sequences), **batch)
 
@@ -177,41 +171,56 @@ class Loader:
 
 
 class _Share:
-    """Sequences of the run that this process needs, step after step."""
+    """Sequences of the blend that this process needs, step after step."""
 
     def __init__(
         self,
-        order: "grain.MapDataset",
-        windows: Mapping[str, SequenceWindows],
+        blend: "_Blend",
         consumed: int,
         global_batch_size: int,
         sequences: np.ndarray,
     ) -> None:
-        self._order, self._windows, self._consumed = order, windows, consumed
+        self._blend, self._consumed = blend, consumed
         self._global_batch_size = global_batch_size
         self._sequences = sequences.tolist()
 
     def __len__(self) -> int:
-        left = len(self._order) - self._consumed
+        left = len(self._blend) - self._consumed
         return left // self._global_batch_size * len(self._sequences)
 
     def __getitem__(self, index: int) -> Window:
         step, position = divmod(index, len(self._sequences))
         first = self._consumed + step * self._global_batch_size
-        source, window = self._order[first + self._sequences[position]]
+        return self._blend[first + self._sequences[position]]
+
+
+class _Blend:
+    """Windows of all sources, of which element n is the n-th sequence of a run."""
+
+    def __init__(self, order: "grain.MapDataset", windows: Mapping[str, SequenceWindows]) -> None:
+        """Take the windows of each source, and their order: a source and the number of a window."""
+        self._order, self._windows = order, windows
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, number: int) -> Window:
+        source, window = self._order[number]
         return self._windows[source][window]
 
+    def origin(self, number: int) -> SequenceOrigin:
+        """Return the origin of a sequence."""
+        source, window = self._order[number]
+        return SequenceOrigin(number, source, self._windows[source].start(window))
 
-def _windows(corpus: Corpus, sequence_length: int) -> dict[str, SequenceWindows]:
-    """Return the windows of each source that is trained on.
 
-    Raises:
-        UserError: a source has none, or too many.
-    """
-    windows_of = {}
-    for source in corpus.sources:
-        if source.weight == 0:
-            continue
+def _blend(corpus: Corpus, sequence_length: int, seed: int) -> _Blend:
+    """Blend the sources without end; element n * global_batch_size + i is sequence i of step n."""
+    import grain
+
+    sources = [source for source in corpus.sources if source.weight > 0]
+    endless, windows_of = [], {}
+    for source in sources:
         windows = SequenceWindows(source.prepared, TRAIN, sequence_length)
         if not len(windows):
             raise UserError(
@@ -225,25 +234,12 @@ def _windows(corpus: Corpus, sequence_length: int) -> dict[str, SequenceWindows]
                 f"than the {_MOST_WINDOWS:,} that can be shuffled; prepare it as several sources"
             )
         windows_of[source.name] = windows
-    return windows_of
-
-
-def _order(corpus: Corpus, windows: Mapping[str, SequenceWindows], seed: int) -> "grain.MapDataset":
-    """Blend the sources without end: element n is the source and the window of the n-th sequence.
-
-    Sequence i of step n is element n * global_batch_size + i.
-    """
-    import grain
-
-    endless = []
-    for name, windows_of_source in windows.items():
-        numbers = grain.MapDataset.range(len(windows_of_source))
-        shuffled = numbers.shuffle(seed=_source_seed(seed, name))
-        endless.append(shuffled.map(functools.partial(_place, name)).repeat())
+        numbers = grain.MapDataset.range(len(windows)).shuffle(seed=_source_seed(seed, source.name))
+        endless.append(numbers.map(functools.partial(_place, source.name)).repeat())
     if len(endless) == 1:
-        return endless[0]
-    weights = {source.name: source.weight for source in corpus.sources}
-    return grain.MapDataset.mix(endless, weights=[weights[name] for name in windows])
+        return _Blend(endless[0], windows_of)
+    weights = [source.weight for source in sources]
+    return _Blend(grain.MapDataset.mix(endless, weights=weights), windows_of)
 
 
 def _place(source: str, window: int) -> tuple[str, int]:

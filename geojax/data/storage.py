@@ -282,7 +282,8 @@ class Prepared:
                 f"{TOKENIZER} has {self.tokenizer.vocabulary_size:,} tokens; prepare the data again"
             )
         self._streams = {
-            name: self._open_stream(split) for name, split in self.manifest.splits.items()
+            name: open_stream(folder, self.manifest, split)
+            for name, split in self.manifest.splits.items()
         }
         self.fingerprint: str = hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
         """Hash that is equal for equal tokens and tokenizers, wherever they were prepared."""
@@ -291,10 +292,7 @@ class Prepared:
         """Return the tokens of a split; the stream is empty if the folder has no such split."""
         if split in self._streams:
             return self._streams[split]
-        return self._open_stream(Split(documents=0, shards=()))
-
-    def _open_stream(self, split: Split) -> TokenStream:
-        return open_stream(self.folder, self.manifest, split)
+        return open_stream(self.folder, self.manifest, Split(documents=0, shards=()))
 
     def window(self, split: SplitName, start: int, stop: int) -> Window:
         """Return tokens `start` to `stop` of a split."""

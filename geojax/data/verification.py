@@ -17,17 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from geojax.data.progress import work_progress
-from geojax.data.storage import (
-    MANIFEST,
-    Manifest,
-    Prepared,
-    Shard,
-    Split,
-    SplitName,
-    TokenStream,
-    open_stream,
-    read_manifest,
-)
+from geojax.data.storage import MANIFEST, Prepared, Shard, SplitName, TokenStream
 from geojax.errors import UserError
 from geojax.json_file import load_json
 
@@ -67,7 +57,7 @@ def verify(folders: Sequence[Prepared], *, progress: bool = False) -> None:
         UserError: a shard is not the one that its manifest lists.
     """
     for prepared in folders:
-        _check_ends(prepared)
+        check_ends(prepared)
     records = {prepared.folder: _read_record(prepared.folder) for prepared in folders}
     files = [file for prepared in folders for file in _files(prepared)]
     unknown = [
@@ -82,58 +72,6 @@ def verify(folders: Sequence[Prepared], *, progress: bool = False) -> None:
             records[file.prepared.folder][file.shard.file] = known
     for folder in {file.prepared.folder for file in chosen}:
         _write_record(folder, records[folder])
-
-
-class Inspection(NamedTuple):
-    """The result of a check of prepared folders."""
-
-    shards: int
-    """Number of the shards that the manifests list."""
-    bytes: int
-    """Size of these shards."""
-    problems: tuple[str, ...]
-    """A line for each shard, manifest or tokenizer that is damaged."""
-
-
-def inspect_folders(folders: Sequence[Path], *, whole: bool, progress: bool = False) -> Inspection:
-    """Check all shards of prepared folders, and collect the problems; nothing is remembered.
-
-    Args:
-        folders: the folders.
-        whole: read all tokens and compare checksums and tokenizers too; else only sizes and
-            headers are checked.
-        progress: show on stderr how far it is.
-    """
-    problems: list[str] = []
-    listed: list[tuple[Path, Manifest, Shard]] = []
-    for folder in dict.fromkeys(folders):
-        with _collected(problems):
-            manifest = read_manifest(folder)
-            splits = manifest.splits.values()
-            listed += [(folder, manifest, shard) for split in splits for shard in split.shards]
-    total = sum(shard.bytes for _, _, shard in listed)
-    with work_progress(enabled=progress and whole) as work:
-        advance = work.begin("verifying the data", total)
-        for folder, manifest, shard in listed:
-            with _collected(problems):
-                stream = open_stream(folder, manifest, Split(documents=0, shards=(shard,)))
-                if whole:
-                    _compare_checksum(stream, 0, shard, folder, advance)
-                else:
-                    next(stream.blocks(0, 1))
-    for folder in {folder: None for folder, _, _ in listed} if whole else ():
-        with _collected(problems):
-            _check_ends(Prepared(folder))
-    return Inspection(len(listed), total, tuple(dict.fromkeys(problems)))
-
-
-@contextlib.contextmanager
-def _collected(problems: list[str]) -> Iterator[None]:
-    """Add the problem that the block raises as a UserError to `problems`."""
-    try:
-        yield
-    except UserError as error:
-        problems.append(str(error))
 
 
 def _files(prepared: Prepared) -> Iterator[_File]:
@@ -165,10 +103,10 @@ def _verify(file: _File, advance: Callable[[int], None]) -> None:
         UserError: its tokens are others.
     """
     stream = file.prepared.stream(file.split)
-    _compare_checksum(stream, file.number, file.shard, file.prepared.folder, advance)
+    compare_checksum(stream, file.number, file.shard, file.prepared.folder, advance)
 
 
-def _compare_checksum(
+def compare_checksum(
     stream: TokenStream, number: int, shard: Shard, folder: Path, advance: Callable[[int], None]
 ) -> None:
     """Compare the tokens of `shard`, number `number` of a stream, with its checksum.
@@ -187,7 +125,7 @@ def _compare_checksum(
         )
 
 
-def _check_ends(prepared: Prepared) -> None:
+def check_ends(prepared: Prepared) -> None:
     """Check that each split begins with a document's beginning and ends with an end.
 
     Raises:

@@ -1,4 +1,5 @@
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from geojax.data import (
     SourceSettings,
     prepare,
 )
+from geojax.data.storage import SplitWriter, write_manifest
+from geojax.data.verification import RECORD
 
 WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
@@ -51,3 +54,19 @@ def left(two_prepared: tuple[Prepared, Prepared]) -> Prepared:
 @pytest.fixture(scope="session")
 def corpus(left: Prepared) -> Corpus:
     return Corpus.open(DataSettings(sources=(SourceSettings(name="left", prepared=left.folder),)))
+
+
+@pytest.fixture
+def folder(left: Prepared, tmp_path: Path) -> Path:
+    """A copy of a prepared folder whose training tokens lie in five shards."""
+    folder = tmp_path / "left"
+    shutil.copytree(left.folder, folder)
+    (folder / RECORD).unlink(missing_ok=True)
+    tokens = left.stream("train").read(0, len(left.stream("train")))
+    with SplitWriter(folder, "train", left.manifest.dtype, len(tokens) // 5 + 1) as writer:
+        writer.append(tokens)
+        train = writer.finish(left.manifest.splits["train"].documents)
+    splits = {**left.manifest.splits, "train": train}
+    counts = {"text_tokens": left.manifest.tokens_of_text, "marked": False}
+    write_manifest(folder, left.tokenizer, splits, left.manifest.text_bytes, **counts)
+    return folder

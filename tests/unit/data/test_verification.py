@@ -1,31 +1,13 @@
 """Prepared data are verified once, by what their manifest says, and damage is named in a line."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
 
 from geojax.data import Prepared, verification
-from geojax.data.storage import SplitWriter, write_manifest
-from geojax.data.verification import RECORD, inspect_folders, verify
+from geojax.data.verification import RECORD, verify
 from geojax.errors import UserError
-
-
-@pytest.fixture
-def folder(left, tmp_path):
-    """A copy of a prepared folder whose training tokens lie in five shards."""
-    folder = tmp_path / "left"
-    shutil.copytree(left.folder, folder)
-    (folder / RECORD).unlink(missing_ok=True)
-    tokens = left.stream("train").read(0, len(left.stream("train")))
-    with SplitWriter(folder, "train", left.manifest.dtype, len(tokens) // 5 + 1) as writer:
-        writer.append(tokens)
-        train = writer.finish(left.manifest.splits["train"].documents)
-    splits = {**left.manifest.splits, "train": train}
-    counts = {"text_tokens": left.manifest.tokens_of_text, "marked": False}
-    write_manifest(folder, left.tokenizer, splits, left.manifest.text_bytes, **counts)
-    return folder
 
 
 @pytest.fixture
@@ -159,47 +141,3 @@ def test_a_token_beyond_the_vocabulary_is_named_where_it_is_read(folder):
         stream.read(0, len(stream))
     with pytest.raises(UserError, match=message):
         verify([Prepared(folder)])
-
-
-def test_an_inspection_names_all_that_is_wrong_and_writes_nothing(folder, tmp_path):
-    (folder / "train-00000.npy").unlink()
-    (folder / "train-00001.npy").write_bytes(b"short")
-    flip(folder / "train-00002.npy", 10)
-    flip(folder / "train-00003.npy", -2)
-    shard = np.load(folder / "train-00004.npy", mmap_mode="r+")
-    shard[7] = 65535
-    shard.flush()
-    before = sorted(folder.iterdir())
-    none = tmp_path / "none"
-    found = inspect_folders([folder, none, folder], whole=True)
-    assert (found.shards, len(found.problems)) == (6, 6)
-    expected = {
-        "none": "not prepared data (there is no such folder)",
-        "train-00000.npy": "is missing although manifest.json lists it",
-        "train-00001.npy": "is 5 bytes long where manifest.json says",
-        "train-00002.npy": "not a shard of tokens",
-        "train-00003.npy": "its tokens are not those that manifest.json was made with",
-        "train-00004.npy": "holds token 65,535 at position 7",
-    }
-    for problem, (name, words) in zip(found.problems, expected.items(), strict=True):
-        assert f"{name}: {words}" in problem
-        assert "\n" not in problem
-    assert len(inspect_folders([folder], whole=False).problems) == 3
-    assert sorted(folder.iterdir()) == before
-
-
-def test_an_inspection_of_whole_folders_finds_no_problem(two_prepared):
-    folders = [prepared.folder for prepared in two_prepared]
-    for whole in (False, True):
-        found = inspect_folders(folders, whole=whole)
-        sizes = [path.stat().st_size for folder in folders for path in folder.glob("*.npy")]
-        assert found == (len(sizes), sum(sizes), ())
-
-
-def test_an_inspection_compares_tokenizers_and_the_ends_of_splits(folder):
-    edited(folder, other_ends)
-    (problem,) = inspect_folders([folder], whole=True).problems
-    assert "train begins with token" in problem
-    (folder / "tokenizer.json").write_text("{}")
-    (problem,) = inspect_folders([folder], whole=True).problems
-    assert "tokenizer.json" in problem
