@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 import pydantic
 import tyro
-from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from geojax.cli.escaping import SPACE, escaped, escaped_visibly
+from geojax.cli.escaping import SPACE, escaped
+from geojax.cli.sequence_lines import counted, sequence_lines
 from geojax.errors import UserError
 from geojax.paths import resolved_path
 from geojax.quantities import Count, Length, quantity
@@ -25,19 +24,10 @@ from geojax.suggestions import listed, shortened
 if TYPE_CHECKING:
     from geojax.config.run_config import RunConfig
     from geojax.data import Batch, Corpus, Loader
-    from geojax.data.preview import (
-        BatchFigures,
-        DocumentSpan,
-        ShownSequence,
-        SourceFigures,
-        TokenTexts,
-    )
+    from geojax.data.preview import BatchFigures, ShownSequence, SourceFigures
 
 _FOLDER_LENGTH, _FOLDER_BATCH = 1024, 64
 """Most tokens of a sequence and sequences of a batch, for a folder that is shown without a run."""
-_MARGIN = 8
-_LENGTHS = 40
-"""Most characters of the list of a sequence's documents."""
 _LEGEND = (
     "Each token is its text above its number. (Number): the loss does not count this token. "
     f"{SPACE} is a space."
@@ -192,7 +182,7 @@ def _check_shards(folders: Sequence[Path], *, whole: bool) -> None:
         )
     if whole:
         print(
-            f"verified {_count(found.shards, 'shard')} of {quantity(found.bytes, 'B')}: each has "
+            f"verified {counted(found.shards, 'shard')} of {quantity(found.bytes, 'B')}: each has "
             f"the size, the header and the SHA-256 that {MANIFEST} lists"
         )
 
@@ -315,7 +305,7 @@ def _table(sources: "Sequence[SourceFigures]") -> Table:
             escaped(source.name),
             f"{source.documents:,}",
             f"{source.tokens:,}",
-            f"{source.share:.3g}" if 0 < source.share < 0.001 else f"{source.share:.1%}",
+            f"{100 * source.share:.3g}%",
             "-" if source.epochs is None else f"{source.epochs:.3g}",
             f"{source.validation_tokens:,}",
             "-" if source.bytes_per_token is None else f"{source.bytes_per_token:.2f}",
@@ -348,7 +338,7 @@ def _print_sequences(
     for sequence in sequences:
         console.print()
         console.print(escaped(_title(sequence, totals)), style="bold")
-        for line in _lines(sequence, texts, command.tokens, console.width):
+        for line in sequence_lines(sequence, texts, command.tokens, console.width):
             console.print(line, soft_wrap=True)
 
 
@@ -360,7 +350,7 @@ def _summary(
     is_part = len(batch["tokens"]) < global_batch_size
     tokens = (positions - figures.padding) / max(figures.documents, 1)
     yield (
-        f"{what}: {_count(figures.sequences, 'sequence')} of {figures.sequence_length:,} tokens"
+        f"{what}: {counted(figures.sequences, 'sequence')} of {figures.sequence_length:,} tokens"
         + (f", the first of {global_batch_size:,}" if is_part else "")
     )
     yield f"  positions that the loss counts  {figures.counted / positions:6.1%}"
@@ -369,99 +359,8 @@ def _summary(
     yield f"  tokens of a document in it      {tokens:6,.0f}"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def _title(sequence: "ShownSequence", totals: dict[str, int]) -> str:
     title = f"sequence {sequence.number:,}: source {shortened(sequence.source)}"
     if sequence.start is not None:
         title += f", from token {sequence.start:,} of {totals[sequence.source]:,}"
     return title
-
-
-def _lines(sequence: "ShownSequence", texts: "TokenTexts", most: int, width: int) -> Iterator[Text]:
-    """Yield the lines of a sequence, document by document."""
-    shown = min(most, len(sequence.arrays["tokens"]))
-    documents = sequence.documents
-    lengths = [f"{each.tokens:,}" for each in documents if each.segment]
-    if len(lengths) > 1:
-        yield Text(f"{len(lengths):,} documents: {listed(lengths, longest=_LENGTHS)} tokens")
-    for number, document in enumerate(documents):
-        if document.start >= shown:
-            break
-        yield Text(_document_title(number, documents, sequence))
-        if document.segment:
-            stop = min(document.stop, shown)
-            yield from _token_lines(sequence, texts, range(document.start, stop), width)
-    left = len(sequence.arrays["tokens"]) - shown
-    if left:
-        yield Text(f"{_count(left, 'more token')} left out; --tokens {shown + left} shows all")
-    else:
-        yield Text("target of the last position")
-        yield from _token_lines(sequence, texts, range(shown, shown + 1), width)
-
-
-def _document_title(
-    number: int, documents: "Sequence[DocumentSpan]", sequence: "ShownSequence"
-) -> str:
-    document = documents[number]
-    if not document.segment:
-        return f"padding: {_count(document.tokens, 'position')}"
-    title = f"document {document.segment:,}: {_count(document.tokens, 'token')}"
-    if number == 0 and sequence.begins_document is False:
-        title += ", without its beginning"
-    return title
-
-
-class _Cell(NamedTuple):
-    """A token as it is printed."""
-
-    text: str
-    number: str
-    is_counted: bool
-    is_special: bool
-
-    @property
-    def width(self) -> int:
-        return max(cell_len(self.text), len(self.number))
-
-
-def _token_lines(
-    sequence: "ShownSequence", texts: "TokenTexts", positions: range, width: int
-) -> Iterator[Text]:
-    """Yield a line of texts and a line of numbers below it, in turn."""
-    room = max(width - _MARGIN, 20)
-    tokens, is_counted = sequence.with_last_target, sequence.is_counted
-    row: list[_Cell] = []
-    first, taken = positions.start, 0
-    for position in positions:
-        cell = _cell(texts, tokens[position], is_counted[position], room)
-        if row and taken + cell.width > room:
-            yield from _row(first, row)
-            row, first, taken = [], position, 0
-        row.append(cell)
-        taken += cell.width + 2
-    yield from _row(first, row)
-
-
-def _cell(texts: "TokenTexts", token: int, is_counted: bool, room: int) -> _Cell:
-    text = escaped_visibly(texts.text(token))
-    if cell_len(text) > room:
-        text = f"{set_cell_size(text, room - 3).rstrip()}..."
-    number = str(token) if is_counted else f"({token})"
-    return _Cell(text, number, is_counted, texts.is_special(token))
-
-
-def _row(first: int, cells: Sequence[_Cell]) -> Iterator[Text]:
-    above, below = Text(f"{first:>{_MARGIN - 2}}  ", "dim"), Text(" " * _MARGIN)
-    for number, cell in enumerate(cells):
-        is_last = number == len(cells) - 1
-        for line, word, style in (
-            (above, cell.text, "bold" if cell.is_special else ""),
-            (below, cell.number, "green"),
-        ):
-            line.append(word, style if cell.is_counted else f"{style} dim".strip())
-            line.append("" if is_last else " " * (cell.width + 2 - cell_len(word)))
-    yield above
-    yield below

@@ -86,7 +86,7 @@ def test_a_config_shows_what_its_run_reads(capsys, config, folders):
     out = show(capsys, config, "--sequences", 2)
     name, documents, tokens, share, epochs, held_out, *_ = out.splitlines()[1].split()
     prepared = Prepared(folders / "words")
-    assert (name, share) == ("words", "100.0%")
+    assert (name, share) == ("words", "100%")
     assert int(documents) == prepared.manifest.splits["train"].documents
     assert int(tokens.replace(",", "")) == len(prepared.stream("train"))
     assert int(held_out.replace(",", "")) == len(prepared.stream("validation"))
