@@ -1,4 +1,4 @@
-"""Byte-level BPE: trained here, or read from any `tokenizer.json` of the `tokenizers` library."""
+"""Tokenizers: byte-level BPE that is trained here, or any that people have in files."""
 
 import contextlib
 import functools
@@ -11,6 +11,7 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from geojax.data.tokenizer_files.reading import read_tokenizer
 from geojax.errors import UserError
 
 BEGINNING = "<|begin|>"
@@ -45,8 +46,9 @@ class Tokenizer:
     """Tokenizer with a token for the beginning and one for the end of a document.
 
     One token may serve as both (GPT-2's `<|endoftext|>`); then it stands once between documents.
-    The object never changes, and neither does the `tokenizer.json` that it was read from: `content`
-    is saved byte for byte, so that equal tokenizers have equal fingerprints.
+    The object never changes, and neither does the `tokenizer.json` that it was read from, or that
+    was made of other files: `content` is saved byte for byte, so that equal tokenizers have equal
+    fingerprints.
     """
 
     def __init__(
@@ -102,21 +104,21 @@ class Tokenizer:
     def load(
         cls, path: Path, *, beginning: str | None = None, end: str | None = None
     ) -> "Tokenizer":
-        """Read the tokenizer in the file `path`.
+        """Read the tokenizer in a file or a model's folder, of any kind in `tokenizer_files`.
+
+        A folder's `bos_token` and `eos_token` are `beginning` and `end` where these are None, as
+        are the tokens that a file of SentencePiece or tiktoken has for them.
 
         Raises:
-            UserError: as for the constructor, or the file cannot be read.
+            UserError: as for the constructor, or it cannot be read.
         """
-        if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
-            raise UserError(f"{path}: is no regular file; a tokenizer.json would do")
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise UserError(
-                f"{path}: cannot be read ({error.strerror}); give the path of a tokenizer.json, "
-                "which a model on the Hugging Face hub has among its files"
-            ) from None
-        return cls(content, beginning=beginning, end=end, source=str(path))
+        read = read_tokenizer(path)
+        return cls(
+            read.json,
+            beginning=beginning or read.beginning,
+            end=end or read.end,
+            source=str(path),
+        )
 
     @classmethod
     def train(cls, texts: Iterable[str], *, vocabulary_size: int) -> "Tokenizer":
