@@ -1,7 +1,9 @@
+# ruff: noqa: RUF001
 """Tokens and texts of every kind of a tokenizer's files, beside those of the kind's own library."""
 
 import collections
 import io
+import itertools
 import json
 import random
 
@@ -99,7 +101,7 @@ def trained_ranks(pattern, count=400):
     while len(ranks) < count:
         pairs = collections.Counter()
         for word, times in words:
-            for pair in zip(word, word[1:], strict=False):
+            for pair in itertools.pairwise(word):
                 pairs[pair] += times
         (left, right), _ = max(pairs.items(), key=lambda item: (item[1], item[0]))
         ranks[left + right] = len(ranks)
@@ -176,7 +178,7 @@ SYMBOLS = ["<sym>", "[X]", "ab", "<mask>"]
 # An accent behind a symbol or behind a character that the normalizer removes, and a text that is
 # such a character or a symbol alone: docs/data.md has them.
 CORNERS = regex.compile(
-    r"(?:[\p{Cc}\p{Cf}\p{Cn}]|<sym>|\[X\]|ab|<mask>)\p{M}|^(?:[\x00\x01\x7f]+|<sym>|\[X\]|ab|<mask>)$"
+    r"(?:[\p{Cc}\p{Cf}\p{Cn}]|<sym>|\[X\]|ab|<mask>)\p{M}|^\s*(?:[\x00\x01\x7f]+|<sym>|\[X\]|ab|<mask>)\s*$"
 )
 MODELS = {
     "default": {},

@@ -62,12 +62,12 @@ def tokenizer_json(
     return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def split(pattern: str) -> dict[str, Any]:
-    """Return the step that makes a piece of every match of a pattern."""
+def split(pattern: str, behavior: str = "Isolated") -> dict[str, Any]:
+    """Return the step that makes a piece of every match of a pattern, or splits behind it."""
     return {
         "type": "Split",
         "pattern": {"Regex": pattern},
-        "behavior": "Isolated",
+        "behavior": behavior,
         "invert": False,
     }
 

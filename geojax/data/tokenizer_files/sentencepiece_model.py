@@ -33,10 +33,11 @@ from geojax.data.tokenizer_files.protobuf import DamagedMessageError, fields
 from geojax.errors import UserError
 
 BLANK = "▁"
-_UNKNOWN_PENALTY = 10.0
-"""Distance of an unknown character's score below that of the worst piece."""
 _SYMBOL_BONUS = 0.1
 """Score of a user-defined symbol, for each of its bytes but the first."""
+_UNKNOWN_MARK = "\ufffe"
+"""Character that no text holds, for an unknown one until the blanks before it are removed."""
+_MOST_BLANKS = 1 << 16
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
 # A piece in which no blank follows anything else ends where the next blank begins.
 _WORD = f"{BLANK}*[^{BLANK}]+|{BLANK}+"
@@ -266,8 +267,9 @@ def _content(path: Path, model: SentencePieceModel, extra: Mapping[int, AddedTok
     added.update(extra)
     symbols = [piece.text for piece in model.pieces if piece.type == PieceType.USER_DEFINED]
     frozen: list[str] = []
+    cuts: list[dict[str, Any]] = []
     if model.type == "unigram":
-        described = _unigram(path, model, extra)
+        described, cuts = _unigram(path, model, extra)
     else:
         described, frozen = _bpe(path, model, extra), symbols
         added.update(
@@ -281,18 +283,22 @@ def _content(path: Path, model: SentencePieceModel, extra: Mapping[int, AddedTok
         described,
         added,
         normalizers=_normalizers(path, model, symbols, frozen),
-        pre_tokenizers=[split(_WORD)] if is_word_by_word else [],
+        pre_tokenizers=[*([split(_WORD)] if is_word_by_word else []), *cuts],
         decoders=_decoders(model),
     )
 
 
 def _unigram(
     path: Path, model: SentencePieceModel, extra: Mapping[int, AddedToken]
-) -> dict[str, Any]:
-    """Describe the model of unigrams.
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Describe the model of unigrams, and the steps that split a text before it is read.
 
-    The library's encoder reads every piece in a text, also the control pieces. Each of these gets a
-    score below that of its characters, so that these are taken.
+    The library's encoder reads every piece in a text, also those that no text holds. Each of these
+    gets a score below that of its characters, so that the characters are taken. A text that spells
+    one with an unknown character is split behind that, or before it: no other piece spans both.
+
+    Raises:
+        UserError: a character of a piece is no piece, or a piece cannot be kept out of texts.
     """
     normal = [piece for piece in model.pieces if piece.type == PieceType.NORMAL]
     scores = {piece.text: piece.score for piece in normal}
@@ -302,32 +308,48 @@ def _unigram(
         for piece in model.pieces
         if piece.type == PieceType.USER_DEFINED
     )
-
-    def below_its_characters(text: str) -> float:
-        characters = (scores.get(character, worst - _UNKNOWN_PENALTY) for character in text)
-        return sum(min(0.0, score) for score in characters) - 1.0
-
+    for piece in normal:
+        for character in piece.text:
+            if character not in scores:
+                raise UserError(
+                    f"{path}: has the piece {shown(piece.text)}, but none for {shown(character)} "
+                    "alone; a tokenizer.json would do"
+                )
     texts = [piece.text for piece in model.pieces]
     texts += [token.content for number, token in sorted(extra.items()) if number >= len(texts)]
-    vocabulary = [(text, scores.get(text, below_its_characters(text))) for text in texts]
-    if min(score for _, score in vocabulary) < worst:
-        # The library's unknown characters are worse too, which matters to pieces that hold one.
-        for piece in normal:
-            for character in piece.text:
-                if character not in scores:
-                    raise UserError(
-                        f"{path}: has the piece {shown(piece.text)}, but none for "
-                        f"{shown(character)} alone; a tokenizer.json would do"
-                    )
+    vocabulary: list[tuple[str, float]] = []
+    cuts: list[str] = []
+    for text in texts:
+        if text in scores:
+            vocabulary.append((text, scores[text]))
+        elif all(character in scores for character in text):
+            below = sum(min(0.0, scores[character]) for character in text) - 1.0
+            vocabulary.append((text, below))
+        else:
+            vocabulary.append((text, worst))
+            if len(text) > 1:
+                cuts.append(_cut(path, text, scores))
     unknown_piece = next(
         number for number, piece in enumerate(model.pieces) if piece.type == PieceType.UNKNOWN
     )
-    return {
+    described = {
         "type": "Unigram",
         "unk_id": unknown_piece,
         "vocab": vocabulary,
         "byte_fallback": model.byte_fallback,
     }
+    return described, [split("|".join(cuts), "MergedWithPrevious")] if cuts else []
+
+
+def _cut(path: Path, text: str, scores: Mapping[str, float]) -> str:
+    """Return the pattern of the part of a piece before which, or behind which, it is split."""
+    for place in range(1, len(text)):
+        if (text[place - 1] in scores) != (text[place] in scores):
+            return f"{any_of([text[:place]])}(?={any_of([text[place:]])})"
+    raise UserError(
+        f"{path}: has the piece {shown(text)}, which no text holds, of unknown characters alone; a "
+        "tokenizer.json would do"
+    )
 
 
 def _bpe(path: Path, model: SentencePieceModel, extra: Mapping[int, AddedToken]) -> dict[str, Any]:
@@ -436,12 +458,13 @@ def _refuse_changed(
 def _decoders(model: SentencePieceModel) -> list[dict[str, Any]]:
     unknown_piece = next(piece.text for piece in model.pieces if piece.type == PieceType.UNKNOWN)
     steps = [
-        replace(rf"\A(?:{any_of([unknown_piece])})\z", model.unknown_text, regex=True),
+        replace(rf"\A(?:{any_of([unknown_piece])})\z", _UNKNOWN_MARK, regex=True),
         replace(BLANK, " "),
     ]
     if model.byte_fallback:
         steps.append({"type": "ByteFallback"})
     steps.append({"type": "Fuse"})
-    if model.add_dummy_prefix:
-        steps.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    return steps
+    if model.add_dummy_prefix or model.remove_extra_whitespaces:
+        most = _MOST_BLANKS if model.remove_extra_whitespaces else 1
+        steps.append({"type": "Strip", "content": " ", "start": most, "stop": 0})
+    return [*steps, replace(_UNKNOWN_MARK, model.unknown_text)]
