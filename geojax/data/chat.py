@@ -16,12 +16,7 @@ import jinja2.nodes
 import jinja2.parser
 import numpy as np
 
-from geojax.data.template_files import (
-    TEMPLATE_FILE,
-    TOKENIZER_CONFIG,
-    TemplateText,
-    read_template,
-)
+from geojax.data.template_files import TemplateText, missing_template, read_template
 from geojax.data.template_sandbox import TemplateSandbox
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
@@ -30,6 +25,7 @@ _LONGEST_REASON = 200
 
 # Around what the assistant writes in a rendered text; nobody's text holds them.
 _BEGIN, _END = f"<{secrets.token_hex(16)}>", f"</{secrets.token_hex(16)}>"
+_ANSWER = secrets.token_hex(16)
 
 
 class Conversation(NamedTuple):
@@ -77,17 +73,14 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, tokenizer: Path, template: Path | None) -> "ChatTemplate":
-        """Read a template file, or the template that lies beside a tokenizer.json.
+        """Read a template file, or the template of a tokenizer.
 
         Raises:
             UserError: there is none, or it cannot be read.
         """
         text = read_template(tokenizer, template)
         if text is None:
-            raise UserError(
-                f"{tokenizer}: neither {TEMPLATE_FILE} nor a chat_template in {TOKENIZER_CONFIG} "
-                "lies beside it; name a template (--chat-template)"
-            )
+            raise UserError(f"{missing_template(tokenizer)}; name a template (--chat-template)")
         return cls(text)
 
     def conversation(
@@ -98,13 +91,7 @@ class ChatTemplate:
         Raises:
             ValueError: the template refuses the messages, or one of them spells a special token.
         """
-        for number, message in enumerate(messages):
-            spelled = next(tokenizer.special_tokens_in(_texts(message)), None)
-            if spelled is not None:
-                raise ValueError(
-                    f"message {number} spells the special token {spelled}, which would end or "
-                    "begin a part of the conversation; leave it out"
-                )
+        _refuse_spelled(messages, tokenizer)
         rendered = self._rendered(messages, context)
         if messages and not rendered.text:
             raise ValueError(f"{self._name} renders nothing of the messages")
@@ -116,6 +103,37 @@ class ChatTemplate:
             last = encoding.char_to_token(end - 1)
             of_assistant[first : len(encoding.ids) if last is None else last + 1] = True
         return Conversation(np.asarray(encoding.ids, np.int64), of_assistant)
+
+    def prompt(
+        self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, **context: Any
+    ) -> list[int]:
+        """Return the tokens of a conversation, up to where the assistant's answer begins.
+
+        Raises:
+            ValueError: as for `conversation`.
+        """
+        _refuse_spelled(messages, tokenizer)
+        text = _without_marks(self._render(messages, context, prompt=True)).text
+        if not text:
+            raise ValueError(f"{self._name} renders nothing of the messages")
+        return tokenizer.encode_with_special_tokens(text).ids
+
+    def ends_of_answer(
+        self, messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, **context: Any
+    ) -> set[int]:
+        """Return the tokens that end an answer to `messages`.
+
+        These are `eos_token`, and the special token that the template writes after an answer.
+        """
+        names = [self._special_tokens.get("eos_token")]
+        answered = [*messages, {"role": "assistant", "content": _ANSWER}]
+        try:
+            text = _without_marks(self._render(answered, context, prompt=False)).text
+        except ValueError:  # it knows no such answer
+            text = ""
+        names.append(next(tokenizer.special_tokens_in([text.partition(_ANSWER)[2]]), None))
+        ids = (tokenizer.id_of(name) for name in names if name is not None)
+        return {number for number in ids if number is not None}
 
     def _rendered(
         self, messages: Sequence[Mapping[str, Any]], context: Mapping[str, Any]
@@ -158,6 +176,17 @@ class ChatTemplate:
         except Exception as error:  # a template is a program, and raises what it likes
             raise ValueError(f"{self._name} refuses the messages ({_reason(error)})") from None
         return text
+
+
+def _refuse_spelled(messages: Sequence[Mapping[str, Any]], tokenizer: Tokenizer) -> None:
+    """Raise a ValueError if a message spells a special token."""
+    for number, message in enumerate(messages):
+        spelled = next(tokenizer.special_tokens_in(_texts(message)), None)
+        if spelled is not None:
+            raise ValueError(
+                f"message {number} spells the special token {spelled}, which would end or "
+                "begin a part of the conversation; leave it out"
+            )
 
 
 class _Generation(jinja2.ext.Extension):

@@ -1,7 +1,7 @@
-"""The chat template beside a tokenizer.json, in the files that `transformers` reads."""
+"""The chat template beside a tokenizer or in its folder, in the files that `transformers` reads."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +9,9 @@ from geojax.json_file import load_json, load_text
 
 TEMPLATE_FILE = "chat_template.jinja"
 TOKENIZER_CONFIG = "tokenizer_config.json"
+_TEMPLATE_JSON = "chat_template.json"
+_SPECIAL_TOKENS = "special_tokens_map.json"
+_DEFAULT = "default"
 _MOST_BYTES = 1 << 20
 """Most bytes of a template's file."""
 
@@ -35,12 +38,13 @@ class TemplateText(NamedTuple):
 
 
 def read_template(tokenizer: Path, given: Path | None = None) -> TemplateText | None:
-    """Read a template file, or the template that lies beside a tokenizer.json.
+    """Read a template file, or the template of a tokenizer.
 
     Args:
-        tokenizer: the tokenizer.json; tokenizer_config.json beside it names the special tokens.
-        given: file of the template; None: chat_template.jinja beside the tokenizer, or what
-            tokenizer_config.json holds.
+        tokenizer: the tokenizer's file or folder; tokenizer_config.json in the same folder names
+            the special tokens.
+        given: file of the template; None: chat_template.jinja or chat_template.json in the
+            tokenizer's folder, or what tokenizer_config.json holds.
 
     Returns:
         The template, of several the default one, or None where there is none.
@@ -48,20 +52,69 @@ def read_template(tokenizer: Path, given: Path | None = None) -> TemplateText | 
     Raises:
         UserError: a file cannot be read.
     """
-    config_path = tokenizer.parent / TOKENIZER_CONFIG
-    config = load_json(config_path) if config_path.is_file() else {}
-    tokens = _special_tokens(config)
-    beside = tokenizer.parent / TEMPLATE_FILE
+    folder = _folder(tokenizer)
+    config = _json_if_there(folder / TOKENIZER_CONFIG)
+    tokens = _special_tokens({**_json_if_there(folder / _SPECIAL_TOKENS), **config})
+    beside = folder / TEMPLATE_FILE
     path = given or (beside if beside.is_file() else None)
     if path is not None:
         return TemplateText(load_text(path, _MOST_BYTES), tokens, str(path))
+    for name, settings in ((_TEMPLATE_JSON, None), (TOKENIZER_CONFIG, config)):
+        held = settings if settings is not None else _json_if_there(folder / name)
+        source = _named_templates(held).get(_DEFAULT)
+        if source is not None:
+            return TemplateText(source, tokens, f"{folder / name}, chat_template")
+    return None
+
+
+def missing_template(tokenizer: Path) -> str:
+    """Say why `read_template` finds nothing, in the words of an error."""
+    folder = _folder(tokenizer)
+    names = _named_templates(_json_if_there(folder / TOKENIZER_CONFIG))
+    if names:
+        return (
+            f"{folder / TOKENIZER_CONFIG}: has the chat templates {', '.join(sorted(names))}, and "
+            f"none of the name {_DEFAULT}"
+        )
+    where = "is in it" if tokenizer == folder else "lies beside it"
+    return f"{tokenizer}: neither {TEMPLATE_FILE} nor a chat_template in {TOKENIZER_CONFIG} {where}"
+
+
+def distinct_templates(tokenizers: Iterable[Path]) -> list[TemplateText]:
+    """Read the templates of several tokenizers; of those that render alike, the first.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    distinct: list[TemplateText] = []
+    for template in map(read_template, tokenizers):
+        if template is not None and not any(template.renders_as(other) for other in distinct):
+            distinct.append(template)
+    return distinct
+
+
+def _folder(tokenizer: Path) -> Path:
+    return tokenizer if tokenizer.is_dir() else tokenizer.parent
+
+
+def _json_if_there(path: Path) -> dict[str, Any]:
+    return load_json(path) if path.is_file() else {}
+
+
+def _named_templates(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the templates that a file holds by name; a single one is the default."""
     found = config.get("chat_template")
-    if isinstance(found, list):
-        of_name = {each.get("name"): each for each in found if isinstance(each, dict)}
-        found = of_name.get("default", {}).get("template")
-    if not isinstance(found, str):
-        return None
-    return TemplateText(found, tokens, f"{config_path}, chat_template")
+    if isinstance(found, str):
+        return {_DEFAULT: found}
+    entries = found if isinstance(found, list) else []
+    named = {
+        entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)
+    }
+    return {
+        name: source
+        for name, source in named.items()
+        if isinstance(name, str) and isinstance(source, str)
+    }
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:

@@ -201,6 +201,14 @@ class Tokenizer:
         """Return the text of `ids`; special tokens have none."""
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
+    def decode_behind(self, before: Sequence[int], ids: Sequence[int]) -> str:
+        """Return the text that `ids` add to the text of `before`.
+
+        Some tokenizers write a blank before a word, and none before a text's first word.
+        """
+        beginning, text = self.decode(before), self.decode([*before, *ids])
+        return text[len(beginning) :] if text.startswith(beginning) else self.decode(ids)
+
 
 @contextlib.contextmanager
 def _library_errors(problem: str) -> Iterator[None]:

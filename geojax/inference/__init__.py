@@ -5,6 +5,7 @@ from geojax.inference.generation import (
     encode_prompts,
     generate,
     most_new_tokens,
+    write_continuations,
     write_texts,
 )
 from geojax.inference.loaded_model import LoadedModel
@@ -17,5 +18,6 @@ __all__ = [
     "encode_prompts",
     "generate",
     "most_new_tokens",
+    "write_continuations",
     "write_texts",
 ]

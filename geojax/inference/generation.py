@@ -61,17 +61,46 @@ def write_texts(
 
     Arguments and errors are those of `generate`; each prompt begins a document.
     """
-    continued = generate(
+    continued = write_continuations(
         model,
+        tokenizer,
         encode_prompts(model.config, tokenizer, prompts),
+        stop_tokens=(tokenizer.eos_id,),
         max_new_tokens=max_new_tokens,
         sampling=sampling,
         seed=seed,
-        stop_token=tokenizer.eos_id,
+        batch_size=batch_size,
+    )
+    for prompt, text in zip(prompts, continued, strict=True):
+        yield prompt + text
+
+
+def write_continuations(
+    model: LoadedModel,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Sequence[int]],
+    *,
+    stop_tokens: Sequence[int],
+    max_new_tokens: int,
+    sampling: Sampling,
+    seed: int,
+    batch_size: int = 16,
+) -> Iterator[str]:
+    """Yield the text that continues each of the prompts, which are tokens.
+
+    Arguments and errors are those of `generate`.
+    """
+    continued = generate(
+        model,
+        prompts,
+        max_new_tokens=max_new_tokens,
+        sampling=sampling,
+        seed=seed,
+        stop_tokens=stop_tokens,
         batch_size=batch_size,
     )
     for prompt, tokens in zip(prompts, continued, strict=True):
-        yield prompt + tokenizer.decode(tokens)
+        yield tokenizer.decode_behind(prompt, tokens)
 
 
 def encode_prompts(
@@ -120,7 +149,7 @@ def generate(
     max_new_tokens: int,
     sampling: Sampling,
     seed: int = 0,
-    stop_token: int | None = None,
+    stop_tokens: Sequence[int] = (),
     batch_size: int = 16,
 ) -> list[list[int]]:
     """Generate at most `max_new_tokens` tokens after each prompt.
@@ -133,7 +162,7 @@ def generate(
         max_new_tokens: tokens to add to each.
         sampling: how a token is chosen.
         seed: seed of the draws.
-        stop_token: token that ends a text; it is not returned.
+        stop_tokens: tokens that end a text; they are not returned.
         batch_size: prompts that are continued together.
 
     Raises:
@@ -142,7 +171,8 @@ def generate(
         RunError: the memory of the devices is too small.
     """
     check_request(model.config, prompts, max_new_tokens, seed)
-    program = _program(model.config, model.mesh, sampling, max_new_tokens, stop_token)
+    stops = tuple(sorted({*stop_tokens}))
+    program = _program(model.config, model.mesh, sampling, max_new_tokens, stops)
     continued: list[list[int]] = [[] for _ in prompts]
     for numbers in _batches(prompts, batch_size):
         batch = _pad(prompts, numbers, model)
@@ -157,8 +187,8 @@ def generate(
                 "smaller batch size"
             ) from None
         for number, tokens in zip(numbers, written, strict=False):
-            end = tokens.index(stop_token) if stop_token in tokens else len(tokens)
-            continued[number] = tokens[:end]
+            ends = (place for place, token in enumerate(tokens) if token in stops)
+            continued[number] = tokens[: next(ends, len(tokens))]
     return continued
 
 
@@ -231,7 +261,7 @@ def _program(
     mesh: Mesh,
     sampling: Sampling,
     max_new_tokens: int,
-    stop_token: int | None,
+    stop_tokens: tuple[int, ...],
 ) -> Any:
     """Jit the continuation `(weights, prompts, seed) -> int32 [B, T]`.
 
@@ -251,7 +281,8 @@ def _program(
             )
 
         def is_end(tokens: jax.Array) -> jax.Array:
-            return jnp.zeros_like(tokens, bool) if stop_token is None else tokens == stop_token
+            ends = [tokens == stop for stop in stop_tokens]
+            return functools.reduce(jnp.logical_or, ends, jnp.zeros_like(tokens, bool))
 
         def unfinished(finished: jax.Array) -> jax.Array:
             return lax.psum((~finished).sum(), tuple(sorted(varying_axes(finished))))

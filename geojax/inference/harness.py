@@ -120,7 +120,7 @@ class HarnessModel(TemplateLM):
                 [self.tok_encode(requests[number].args[0])[-room:] for number in numbers],
                 max_new_tokens=longest,
                 sampling=_sampling(options),
-                stop_token=self.eot_token_id,
+                stop_tokens=(self.eot_token_id,),
                 batch_size=self._rows,
             )
             for number, tokens in zip(numbers, written, strict=True):

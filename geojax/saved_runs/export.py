@@ -12,7 +12,7 @@ from geojax.data.template_files import (
     TEMPLATE_FILE,
     TOKENIZER_CONFIG,
     TemplateText,
-    read_template,
+    distinct_templates,
 )
 from geojax.errors import UserError
 from geojax.models import AnyModel, ModelConfig, OwnModel
@@ -44,7 +44,7 @@ def export_run(
         step: step of the checkpoint; None: the newest.
         dtype: dtype of the weights; None: the one that the run computes in, and of an adapter the
             one that it was trained in.
-        tokenizer: a tokenizer.json; None: that of the run's data.
+        tokenizer: a tokenizer's file or folder; None: that of the run's data.
         adapter: write the adapter alone, as peft does.
         log: shows a line to the user.
 
@@ -125,17 +125,16 @@ class ExportedTokenizer(NamedTuple):
     def read(
         cls, words: Tokenizer, files: Sequence[Path], log: Callable[[str], None] = print
     ) -> "ExportedTokenizer":
-        """Read the chat template that lies beside `files`, each a tokenizer.json of `words`.
+        """Read the chat template that lies beside `files`, each a tokenizer's file or folder.
 
         Raises:
             UserError: a file cannot be read.
         """
-        found = [each for each in map(read_template, files) if each is not None]
-        for other in found[1:]:
-            if not other.renders_as(found[0]):
-                log(f"no chat template is written: {found[0].name} and {other.name} differ")
-                return cls(words, None)
-        return cls(words, found[0] if found else None)
+        templates = distinct_templates(files)
+        if len(templates) > 1:
+            log(f"no chat template is written: {templates[0].name} and {templates[1].name} differ")
+            return cls(words, None)
+        return cls(words, templates[0] if templates else None)
 
     @property
     def special_tokens(self) -> dict[str, str]:

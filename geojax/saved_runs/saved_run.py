@@ -14,8 +14,10 @@ from geojax.checkpoint.reading.merged_model import MergedModel
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.checkpoint.reading.weights_of_folder import open_weights
 from geojax.data import Corpus, DataSettings, Tokenizer
+from geojax.data.chat import ChatTemplate
 from geojax.data.standard_library import open_standard_library
 from geojax.data.storage import TOKENIZER
+from geojax.data.template_files import distinct_templates, missing_template
 from geojax.errors import UserError
 from geojax.inference import LoadedModel
 from geojax.inference.loaded_model import refuse_mesh
@@ -41,7 +43,7 @@ class SavedRun:
     model: AnyModel
     tokenizer: Tokenizer
     tokenizer_files: Sequence[Path]
-    """The tokenizer.json of each source of the run's data, or the given one."""
+    """The tokenizer.json of each source of the run's data, or the given file or folder."""
 
     @classmethod
     def open(
@@ -57,7 +59,7 @@ class SavedRun:
         Args:
             run: directory of the run, or of one of its islands.
             step: step of the checkpoint; None: the newest.
-            tokenizer: a tokenizer.json; None: that of the run's data.
+            tokenizer: a tokenizer's file or folder; None: that of the run's data.
             log: shows a line to the user.
 
         Raises:
@@ -90,6 +92,21 @@ class SavedRun:
         base = open_weights(folder, self.model.base)
         refuse_other_base(folder, self.weights.metadata[BASE_WEIGHTS], base.digest())
         return MergedModel(self.weights, base, self.model)
+
+    def chat_template(self) -> ChatTemplate:
+        """Read the chat template that the run's data were prepared with.
+
+        Raises:
+            UserError: they have none, or different ones, or it cannot be read.
+        """
+        templates = distinct_templates(self.tokenizer_files)
+        instead = "name a model's folder with one (--tokenizer)"
+        if not templates:
+            raise UserError(f"{missing_template(self.tokenizer_files[0])}; {instead}")
+        if len(templates) > 1:
+            names = f"{templates[0].name} and {templates[1].name}"
+            raise UserError(f"the run's data have different chat templates, {names}; {instead}")
+        return ChatTemplate(templates[0])
 
     @property
     def compute_dtype(self) -> str:

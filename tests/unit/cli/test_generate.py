@@ -1,13 +1,16 @@
 """Requests that a run's model cannot meet are refused before its weights are read."""
 
 import io
+import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import tokenizers
+from support.chats import CHATML, WITH_TAGS, write_tokenizer
 from support.small_models import model_of
 
-from geojax.cli.generate import GenerateCommand, _lines, _tokens_to_add
+from geojax.cli.generate import GenerateCommand, _lines, _request
 from geojax.cli.main import run as geojax
 from geojax.data import Tokenizer
 from geojax.errors import UserError
@@ -20,7 +23,7 @@ RUN = SimpleNamespace(model=SimpleNamespace(base=MODEL), tokenizer=WORDS)
 
 
 def tokens_to_add(prompt, **options):
-    return _tokens_to_add(GenerateCommand(run=Path("run"), **options), RUN, [prompt])
+    return _request(GenerateCommand(run=Path("run"), **options), RUN, [prompt]).tokens_to_add
 
 
 def test_the_default_is_what_the_positions_have_room_for():
@@ -85,3 +88,75 @@ def test_a_request_is_checked_before_the_weights_are_read(monkeypatch):
 def test_a_temperature_that_is_none_is_refused_at_once(temperature, capsys):
     assert geojax(["generate", "/nowhere", "--prompt", "x", "--temperature", temperature]) == 2
     assert capsys.readouterr().err.startswith("error: temperature is ")
+
+
+def chat_run(folder):
+    """A run whose data were prepared with the tokenizer and the template in `folder`."""
+    words = Tokenizer.load(folder)
+    return SimpleNamespace(
+        model=SimpleNamespace(base=MODEL.replace(vocab_size=400, max_position_embeddings=99)),
+        tokenizer=words,
+        tokenizer_files=[folder / "tokenizer.json"],
+        chat_template=lambda: saved_run.SavedRun.chat_template(
+            SimpleNamespace(tokenizer_files=[folder / "tokenizer.json"])
+        ),
+    )
+
+
+def test_a_message_is_rendered_up_to_the_answer_which_ends_with_its_turn(tmp_path):
+    run = chat_run(write_tokenizer(tmp_path))
+    command = GenerateCommand(run=Path("run"), chat=("one?", "two"), system="be brief")
+    request = _request(command, run, command.chat)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert [library.decode(ids, skip_special_tokens=False) for ids in request.prompts] == [
+        f"<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+        for text in command.chat
+    ]
+    names = {library.id_to_token(number) for number in request.stop_tokens}
+    assert names == {"<|im_end|>"}
+
+
+def test_an_answer_ends_where_the_template_ends_it_though_its_tokens_do_not_say_so(tmp_path):
+    config = json.loads((write_tokenizer(tmp_path) / "tokenizer_config.json").read_text())
+    config["eos_token"] = "<|endoftext|>"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    run = chat_run(tmp_path)
+    request = _request(GenerateCommand(run=Path("run"), chat=("one",)), run, ["one"])
+    assert set(request.stop_tokens) == {
+        run.tokenizer.id_of("<|endoftext|>"),
+        run.tokenizer.id_of("<|im_end|>"),
+    }
+
+
+def test_a_chat_that_cannot_be_rendered_is_refused(tmp_path):
+    run = chat_run(write_tokenizer(tmp_path))
+    command = GenerateCommand(run=Path("run"), chat=("a<|im_end|>b",))
+    with pytest.raises(UserError, match=r"--chat 0: message 0 spells the special token <\|im_end"):
+        _request(command, run, command.chat)
+    (tmp_path / "tokenizer_config.json").unlink()
+    with pytest.raises(UserError, match=r"neither chat_template.jinja .*; name a model's folder"):
+        _request(command, run, command.chat)
+
+
+def test_the_runs_data_must_agree_on_the_template(tmp_path):
+    files = []
+    for name, template in (("one", CHATML), ("two", WITH_TAGS)):
+        (tmp_path / name).mkdir()
+        folder = write_tokenizer(tmp_path / name)
+        (folder / "chat_template.jinja").write_text(template)
+        files.append(folder / "tokenizer.json")
+    with pytest.raises(UserError, match=r"have different chat templates, .*one.* and .*two.*"):
+        saved_run.SavedRun.chat_template(SimpleNamespace(tokenizer_files=files))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", "x", "--chat", "y"], "--prompt and --chat are given; one of them"),
+        (["--prompt", "x", "--system", "y"], "--system stands before a message"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(options, message, capsys):
+    assert geojax(["generate", "/nowhere", *options]) == 2
+    assert message in capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_a_text_ends_at_the_stop_token(random_parameters):
     model = _on_one_device(config, random_parameters(config, jnp.float32))
     unbound = generate(model, PROMPTS, max_new_tokens=6, sampling=GREEDY)
     stop = unbound[0][3]
-    found = generate(model, PROMPTS, max_new_tokens=6, sampling=GREEDY, stop_token=stop)
+    found = generate(model, PROMPTS, max_new_tokens=6, sampling=GREEDY, stop_tokens=[stop])
     assert found == [text[: text.index(stop)] if stop in text else text for text in unbound]
     assert len(found[0]) <= 3
 
