@@ -31,7 +31,7 @@ class ExportCommand:
     of the trained adapter."""
 
     tokenizer: Path | None = None
-    """tokenizer.json; default: the tokenizer of the run's data."""
+    """Tokenizer's file, or a model's folder; default: the tokenizer of the run's data."""
 
     adapter: bool = False
     """Write only the adapter, as peft does: adapter_config.json, adapter_model.safetensors and the

@@ -42,7 +42,7 @@ class ServingOptions:
     """Dtype of the weights; default: the dtype that the run computes in."""
 
     tokenizer: Path | None = None
-    """tokenizer.json; default: the tokenizer of the run's data."""
+    """Tokenizer's file, or a model's folder; default: the tokenizer of the run's data."""
 
     batch_size: int = 16
     """Sequences that are computed together."""

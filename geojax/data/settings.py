@@ -51,7 +51,8 @@ class DataSettings(Settings):
     vocab_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY, le=LARGEST_VOCABULARY)
     """Vocabulary size of the tokenizer that is trained for a builtin corpus."""
     tokenizer: ResolvedPath | None = None
-    """`tokenizer.json` for a builtin corpus, instead of training one."""
+    """Tokenizer for a builtin corpus, instead of training one: a file or a folder of the kinds in
+    docs/data.md."""
     cache: ResolvedPath | None = None
     """Folder that keeps builtin corpora. Default: the user's cache folder."""
 
@@ -115,11 +116,14 @@ class Tokenization(Settings):
     """Tokenizer of prepared folders, and the processes that run it."""
 
     tokenizer: ResolvedPath | None = None
-    """`tokenizer.json` to use; without one, a tokenizer is trained on the training files."""
+    """Tokenizer to use: a tokenizer.json, a model's folder, a tiktoken file or a SentencePiece
+    model. Without one, a tokenizer is trained on the training files."""
     beginning_token: str | None = None
-    """Token of `tokenizer` that begins a document; well-known names are found without it."""
+    """Token of `tokenizer` that begins a document; a folder's and well-known names are found
+    without it."""
     end_token: str | None = None
-    """Token of `tokenizer` that ends a document; well-known names are found without it."""
+    """Token of `tokenizer` that ends a document; a folder's and well-known names are found
+    without it."""
     chat_template: ResolvedPath | None = None
     """Chat template of conversations. Default: the one beside the tokenizer (chat_template.jinja,
     or in tokenizer_config.json)."""

@@ -57,8 +57,8 @@ def prepare_standard_library(
 
     `cache` is the folder that keeps it, by default `geojax` in the user's cache folder
     (`$XDG_CACHE_HOME`, else `~/.cache`). Several processes may call this at once: one prepares, the
-    others wait for it. A given `tokenizer.json` is used in place of one that is trained on the
-    corpus.
+    others wait for it. A given tokenizer (a file or a model's folder) is used in place of one
+    that is trained on the corpus.
 
     Raises:
         UserError: this Python ships without the library's source, or the cache cannot be written.

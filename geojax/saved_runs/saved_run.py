@@ -122,7 +122,7 @@ def _tokenizer(data: Mapping[str, Any], given: Path | None) -> tuple[Tokenizer, 
         files = [source.prepared.folder / TOKENIZER for source in corpus.sources]
         return corpus.tokenizer, files
     except UserError as error:
-        raise UserError(f"{error}; or name the run's tokenizer.json with --tokenizer") from None
+        raise UserError(f"{error}; or name the run's tokenizer with --tokenizer") from None
 
 
 class Serving(NamedTuple):

@@ -1,4 +1,4 @@
-"""Small files of tokenizers: models of SentencePiece, ranks of tiktoken, a vocabulary with merges."""
+"""Small files of tokenizers: SentencePiece models, ranks of tiktoken, vocabularies with merges."""
 
 import base64
 import json
@@ -65,7 +65,7 @@ def charsmap(rules: Mapping[str, str]) -> bytes:
     for prefix in nodes:
         if prefix:
             place[prefix] = (nodes[prefix[:-1]] + 1) * 256 ^ prefix[-1]
-    units = [0xFF] * ((len(nodes) + 1) * 256)
+    units = [0x800000FF] * ((len(nodes) + 1) * 256)
     texts, offsets = b"", {}
     for key, value in rules.items():
         offsets[key.encode()] = len(texts)

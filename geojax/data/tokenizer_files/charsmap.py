@@ -25,7 +25,7 @@ _EXTENDING = r"\p{M}\x{200C}\x{200D}\x{FF9E}\x{FF9F}\x{1F3FB}-\x{1F3FF}"
 _BREAK = rf"(?<=[\s\S])(?=[{_EXTENDING}])|(?<=\r)(?=\n)"
 _SEPARATOR = "\N{INTERLINEAR ANNOTATION SEPARATOR}"
 _REMOVED = "\x01"
-_MOST_RULES = 1 << 19
+_MOST_STEPS = 1 << 22
 _LONGEST_RULE = 64
 
 
@@ -78,8 +78,6 @@ def read_rules(path: Path, blob: bytes) -> dict[str, str]:
         for key, position in _entries(np.frombuffer(blob, "<u4", size // 4, 4)):
             end = texts.index(b"\0", position)
             rules[key.decode()] = texts[position:end].decode()
-            if len(rules) > _MOST_RULES:
-                raise ValueError("it has more rules than Unicode has characters")
     except (ValueError, IndexError) as error:  # one of them is what a decoder raises
         raise UserError(
             f"{path}: the table of its normalizer is damaged ({error}); fetch the file again"
@@ -103,8 +101,12 @@ def _entries(units: np.ndarray) -> Iterator[tuple[bytes, int]]:
         if 0 < label < 256:
             children.setdefault(index ^ label, []).append(index)
     stack = [(0, b"")]
+    steps = 0
     while stack:
         node, key = stack.pop()
+        steps += 1
+        if steps > _MOST_STEPS:
+            raise ValueError(f"it has more than {_MOST_STEPS:,} bytes of rules")
         base = bases[node]
         if has_value[node]:
             yield key, int(units[base]) & 0x7FFFFFFF

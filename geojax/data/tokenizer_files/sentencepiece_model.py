@@ -148,14 +148,16 @@ def parse_model(content: bytes) -> SentencePieceModel:
     training: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
     denormalizer: dict[int, Any] = {}
+    seen: set[int] = set()
     for field in fields(content):
+        seen.add(field.number)
         if field.number == 1:
             pieces.append(_piece(field.bytes))
         elif field.number in (2, 3, 5):
             settings = {2: training, 3: normalizer, 5: denormalizer}[field.number]
             settings.update((inner.number, inner) for inner in fields(field.bytes))
-    if not training:
-        raise DamagedMessageError("it ends before the settings of its training")
+    if not seen >= {2, 3}:
+        raise DamagedMessageError("it ends before its settings")
 
     def flag(settings: dict[int, Any], number: int, default: bool) -> bool:
         return bool(settings[number].integer) if number in settings else default
@@ -317,6 +319,9 @@ def _unigram(
                 )
     texts = [piece.text for piece in model.pieces]
     texts += [token.content for number, token in sorted(extra.items()) if number >= len(texts)]
+    unknown_piece = next(
+        number for number, piece in enumerate(model.pieces) if piece.type == PieceType.UNKNOWN
+    )
     vocabulary: list[tuple[str, float]] = []
     cuts: list[str] = []
     for text in texts:
@@ -327,11 +332,14 @@ def _unigram(
             vocabulary.append((text, below))
         else:
             vocabulary.append((text, worst))
-            if len(text) > 1:
-                cuts.append(_cut(path, text, scores))
-    unknown_piece = next(
-        number for number, piece in enumerate(model.pieces) if piece.type == PieceType.UNKNOWN
-    )
+            place = _place_to_cut(text, scores, anywhere=model.byte_fallback)
+            if place is not None:
+                cuts.append(f"{any_of([text[:place]])}(?={any_of([text[place:]])})")
+            elif text != texts[unknown_piece]:  # unknown characters are that piece anyway
+                raise UserError(
+                    f"{path}: has the piece {shown(text)}, which no text holds, of unknown "
+                    "characters alone; a tokenizer.json would do"
+                )
     described = {
         "type": "Unigram",
         "unk_id": unknown_piece,
@@ -341,15 +349,12 @@ def _unigram(
     return described, [split("|".join(cuts), "MergedWithPrevious")] if cuts else []
 
 
-def _cut(path: Path, text: str, scores: Mapping[str, float]) -> str:
-    """Return the pattern of the part of a piece before which, or behind which, it is split."""
+def _place_to_cut(text: str, known: Mapping[str, float], *, anywhere: bool) -> int | None:
+    """Return a place between a known and an unknown character, or `anywhere` if there is none."""
     for place in range(1, len(text)):
-        if (text[place - 1] in scores) != (text[place] in scores):
-            return f"{any_of([text[:place]])}(?={any_of([text[place:]])})"
-    raise UserError(
-        f"{path}: has the piece {shown(text)}, which no text holds, of unknown characters alone; a "
-        "tokenizer.json would do"
-    )
+        if (text[place - 1] in known) != (text[place] in known):
+            return place
+    return 1 if anywhere and len(text) > 1 else None
 
 
 def _bpe(path: Path, model: SentencePieceModel, extra: Mapping[int, AddedToken]) -> dict[str, Any]:

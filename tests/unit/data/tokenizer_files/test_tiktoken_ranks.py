@@ -21,7 +21,7 @@ def test_the_number_of_ranks_tells_the_encoding(small, tmp_path):
     path = tmp_path / "renamed.model"
     path.write_bytes(ranks())
     tokenizer = Tokenizer.load(path)
-    assert tokenizer.encode("ab ab<|endoftext|>")[:3] == [256, 257, ord("b")]
+    assert tokenizer.encode("ab ab<|endoftext|>")[:3] == [256, ord(" "), 256]
     assert 300 not in tokenizer.encode("<|endoftext|>")
     assert tokenizer.bos_id == tokenizer.eos_id == 300
     assert tokenizer.decode(tokenizer.encode("öne\r\n two 🙂")) == "öne\r\n two 🙂"
@@ -61,7 +61,7 @@ def test_pairs_of_a_token_are_all_merged():
         (ranks() + b"YW=Jj 9\n", "x:259: no token"),
         (ranks() + b"YWJjZ 900\n", "x:259: no token"),
         (ranks() + b"YWJj 99999999999\n", "x:259: no token"),
-        (ranks()[9:], "x: has no token for the byte 0x00; all 256 would be right"),
+        (ranks().split(b"\n", 1)[1], "x: has no token for the byte 0x00; all 256 would be right"),
     ],
 )
 def test_damaged_files_are_refused_in_one_line(content, message, tmp_path):
