@@ -94,7 +94,7 @@ def _texts(command: GenerateCommand) -> tuple[str, ...]:
     return texts
 
 
-class _Request(NamedTuple):
+class _GenerationRequest(NamedTuple):
     """The tokens to continue, those that end a continuation, and most tokens to add to each."""
 
     prompts: Sequence[Sequence[int]]
@@ -102,7 +102,7 @@ class _Request(NamedTuple):
     tokens_to_add: int
 
 
-def _request(command: GenerateCommand, run: "SavedRun", texts: Sequence[str]) -> _Request:
+def _request(command: GenerateCommand, run: "SavedRun", texts: Sequence[str]) -> _GenerationRequest:
     """Return what the run's model is asked for.
 
     Raises:
@@ -130,7 +130,7 @@ def _request(command: GenerateCommand, run: "SavedRun", texts: Sequence[str]) ->
     if tokens_to_add is None:
         tokens_to_add = max(1, min(_DEFAULT_TOKENS, most_new_tokens(model, prompts)))
     check_request(model, prompts, tokens_to_add, command.seed)
-    return _Request(prompts, sorted(stops), tokens_to_add)
+    return _GenerationRequest(prompts, sorted(stops), tokens_to_add)
 
 
 def _lines(stream: TextIO) -> Iterator[str]:

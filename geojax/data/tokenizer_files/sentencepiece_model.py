@@ -54,7 +54,7 @@ class PieceType(enum.IntEnum):
     BYTE = 6
 
 
-class Piece(NamedTuple):
+class SentencePiece(NamedTuple):
     """A piece of a model; its place is its number."""
 
     text: str
@@ -70,7 +70,7 @@ class Piece(NamedTuple):
 class SentencePieceModel(NamedTuple):
     """All of a model that its encoder and decoder read."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[SentencePiece]
     type: str
     byte_fallback: bool
     """An unknown character is written as its bytes."""
@@ -144,7 +144,7 @@ def parse_model(content: bytes) -> SentencePieceModel:
     Raises:
         DamagedMessageError: it is damaged.
     """
-    pieces: list[Piece] = []
+    pieces: list[SentencePiece] = []
     training: dict[int, Any] = {}
     normalizer: dict[int, Any] = {}
     denormalizer: dict[int, Any] = {}
@@ -182,7 +182,7 @@ def parse_model(content: bytes) -> SentencePieceModel:
     )
 
 
-def _piece(message: bytes) -> Piece:
+def _piece(message: bytes) -> SentencePiece:
     text, score, kind = "", 0.0, PieceType.NORMAL
     for field in fields(message):
         if field.number == 1:
@@ -196,7 +196,7 @@ def _piece(message: bytes) -> Piece:
                 raise DamagedMessageError(f"a piece has the unknown type {field.integer}") from None
     if not math.isfinite(score):
         raise DamagedMessageError(f"the piece {shown(text)} has the score {score}")
-    return Piece(text, score, kind)
+    return SentencePiece(text, score, kind)
 
 
 def _refuse_other_numbers(
@@ -383,7 +383,7 @@ def _bpe(path: Path, model: SentencePieceModel, extra: Mapping[int, AddedToken])
         (piece for piece in normal if len(piece.text) > 1), key=lambda piece: -piece.score
     )
     pairs: list[tuple[str, str]] = []
-    last: Piece | None = None
+    last: SentencePiece | None = None
     for piece in made:
         before = len(pairs)
         pairs += pairs_in_order([piece.text], numbers)
