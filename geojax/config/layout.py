@@ -16,6 +16,7 @@ from geojax.config.layout_sections import (
 from geojax.config.pipeline_settings import (
     DcSettings,
     PipelineSettings,
+    check_ramp_scheduled,
     check_scheduled,
     check_stages,
 )
@@ -104,7 +105,17 @@ class Layout(Settings):
         """
         shares = self.mesh.dc if self.dc.role == "data" else 1
         sequences = self.batch.global_batch_size // shares
-        return self.changed(mesh={"dc": 1, "stage": 1}, batch={"global_batch_size": sequences})
+        batch = {"global_batch_size": sequences, "ramp": None}
+        return self.changed(mesh={"dc": 1, "stage": 1}, batch=batch)
+
+    def of_batch(self, sequences: int) -> Self:
+        """Return the layout of a step of so many sequences: a size of the ramp, or all."""
+        batch = {
+            "global_batch_size": sequences,
+            "microbatches": self.batch.microbatches_of(sequences),
+            "ramp": None,
+        }
+        return self.changed(batch=batch)
 
     def changed(self, **sections: Any) -> Self:
         """Return it with other settings, which nothing validates.
@@ -153,9 +164,9 @@ class Layout(Settings):
             )
         if self.pipeline_stages == 1:
             return self
-        check_scheduled(
-            self.pipeline_stages * self.pipeline.virtual_stages, self.batch.microbatches
-        )
+        chunks = self.pipeline_stages * self.pipeline.virtual_stages
+        check_scheduled(chunks, self.batch.microbatches)
+        check_ramp_scheduled(chunks, self.batch)
         if self.zero.stage > 1:
             raise ValueError(
                 f"zero.stage={self.zero.stage} requires one pipeline stage: with more it would "

@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 import pydantic
 
 from geojax.collectives import WireName
+from geojax.data.batch_ramp import BatchRamp
 from geojax.models.parallel.parallelism import ContextMethod
 from geojax.quantities import Bytes, Count, Length
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings
 
 _MOST_DEVICES = 2**17
+_MOST_SIZES = 2**8
 
 
 class MeshSettings(Settings):
@@ -96,6 +98,21 @@ class ZeroSettings(Settings):
         return self
 
 
+class RampSettings(Settings):
+    """Growth of the global batch at a run's beginning: Megatron-LM's `--rampup-batch-size`."""
+
+    start: Count
+    """Sequences of the first step."""
+
+    increment: Count
+    """Sequences by which the batch grows at a time; a whole number of them leads from `start` to
+    `global_batch_size`."""
+
+    sequences: Annotated[int, pydantic.Field(gt=0, le=10**12)]
+    """Sequences in which the batch grows from `start` to `global_batch_size`, in equal shares for
+    each increment."""
+
+
 class BatchSettings(Settings):
     """The global batch of one step; the same on every mesh."""
 
@@ -108,6 +125,57 @@ class BatchSettings(Settings):
     microbatches: Count = 1
     """Microbatches of each data-parallel rank, or pipeline, before gradients are reduced (gradient
     accumulation). A pipeline allows at most 8,192, and 131,072 divided by its chunks."""
+
+    ramp: RampSettings | None = None
+    """Smaller batches at the run's beginning (see docs/data.md). Their microbatches are fewer, and
+    as long. null: all batches have `global_batch_size` sequences."""
+
+    @property
+    def sizes(self) -> BatchRamp:
+        """The size of each step's batch."""
+        full, ramp = self.global_batch_size, self.ramp
+        if ramp is None:
+            return BatchRamp.constant(full)
+        return BatchRamp(full, ramp.start, ramp.increment, ramp.sequences)
+
+    def microbatches_of(self, sequences: int) -> int:
+        """Return the microbatches of a batch of so many sequences, the full one or a smaller."""
+        return sequences * self.microbatches // self.global_batch_size
+
+    @pydantic.model_validator(mode="after")
+    def _ramp_leads_to_the_batch(self) -> "BatchSettings":
+        ramp, full = self.ramp, self.global_batch_size
+        if ramp is None or full % self.microbatches:  # the layout says what would divide
+            return self
+        share, growth = full // self.microbatches, full - ramp.start
+        given = f"batch.ramp from {ramp.start} sequences by {ramp.increment}"
+        if self.microbatches == 1:
+            raise ValueError(
+                f"{given} requires batch.microbatches of 2 or more: their number grows, and their "
+                "sequences stay. Raise batch.microbatches, or remove ramp"
+            )
+        if growth > 0 and not (
+            ramp.start % share or ramp.increment % share or growth % ramp.increment
+        ):
+            if growth // ramp.increment > _MOST_SIZES:
+                raise ValueError(
+                    f"{given} has {growth // ramp.increment} sizes, and each is a program of its "
+                    f"own; an increment of {_increment(growth, share, growth // _MOST_SIZES)} has "
+                    f"at most {_MOST_SIZES}"
+                )
+            return self
+        start = min(max(ramp.start // share * share, share), full - share)
+        increment = _increment(full - start, share, ramp.increment)
+        raise ValueError(
+            f"{given} does not lead to global_batch_size={full} in steps of whole microbatches, "
+            f"{share} sequences each; from {start} by {increment} does"
+        )
+
+
+def _increment(growth: int, share: int, wanted: int) -> int:
+    """Return the least increment from `wanted` on that divides the growth in whole shares."""
+    counts = (count for count in range(1, growth // share + 1) if growth // share % count == 0)
+    return next((share * count for count in counts if share * count >= wanted), growth)
 
 
 class CommunicationSettings(Settings):

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from geojax.config.layout_sections import BatchSettings
 from geojax.errors import UserError
 from geojax.mesh import DcRole, Join
 from geojax.pipeline.registry import schedule_entry, schedules_with
@@ -103,6 +104,22 @@ def check_scheduled(chunks: int, microbatches: int) -> None:
         raise UserError(
             f"pipeline: batch.microbatches={microbatches} is more than a schedule for {chunks} "
             f"chunks is made for; it can be up to {most}"
+        )
+
+
+def check_ramp_scheduled(chunks: int, batch: BatchSettings) -> None:
+    """Refuse a ramp whose schedules together would take as long as one that `check_scheduled` does.
+
+    Raises:
+        UserError: there are too many microbatches in the sizes of the ramp.
+    """
+    counts = [batch.microbatches_of(size) for size in batch.sizes.smaller]
+    most = max(batch.microbatches, MOST_SCHEDULED // chunks)
+    if sum(counts) > most:
+        raise UserError(
+            f"pipeline: the {len(counts)} sizes of batch.ramp have {sum(counts)} microbatches "
+            f"together, and schedules for {chunks} chunks are made for up to {most}; a larger "
+            "increment has fewer sizes"
         )
 
 

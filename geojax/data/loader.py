@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from geojax.data.batch_ramp import BatchPhase, BatchRamp
 from geojax.data.corpus import Corpus
-from geojax.data.packing import Batch, Window
+from geojax.data.packing import Batch
 from geojax.data.storage import TRAIN, VALIDATION
 from geojax.data.windows import SequenceWindows, batches_in_order, collate
 from geojax.errors import UserError
@@ -53,6 +54,7 @@ class Loader:
         sequence_length: int,
         global_batch_size: int,
         sequences: Sequence[int] | None = None,
+        ramp: BatchRamp | None = None,
         seed: int = 0,
         vocab_size: int | None = None,
         validation_sequences: int = 256,
@@ -66,6 +68,8 @@ class Loader:
             sequence_length: tokens of a sequence.
             global_batch_size: sequences of a step's batch over all processes.
             sequences: indices in the global batch that this process needs; None for all.
+            ramp: smaller batches at the run's beginning, of which this process needs as large a
+                share; None: there are none.
             seed: seed of the shuffling.
             vocab_size: the model's vocabulary, to be checked against the tokenizer's.
             validation_sequences: most sequences of each validation set to read.
@@ -89,6 +93,8 @@ class Loader:
         self.corpus = corpus
         self.sequence_length = sequence_length
         self.global_batch_size = global_batch_size
+        self.ramp = ramp or BatchRamp.constant(global_batch_size)
+        assert self.ramp.full == global_batch_size, "a ramp must lead to the global batch"
         self.seed = seed
         self.sequences = np.asarray(sequences, np.int32)
         self._validation_sequences = validation_sequences
@@ -120,27 +126,35 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """Return this process's sequences of the batch at `step` (from 0) of a run from scratch."""
-        return self._batches(step * self.global_batch_size)[0]
+        return self._batches(self._phase_of(step))[0]
 
     def origins(self, step: int) -> list[SequenceOrigin]:
         """Return the origin of each sequence of `batch(step)`."""
-        first = step * self.global_batch_size
-        return [self._blend.origin(first + row) for row in self.sequences.tolist()]
+        phase = self._phase_of(step)
+        rows = self.ramp.share(phase.size, self.sequences.tolist())
+        return [self._blend.origin(phase.first + row) for row in rows]
+
+    def _phase_of(self, step: int) -> BatchPhase:
+        """Return the phase that begins with the batch at `step`."""
+        first = self.ramp.consumed_after(step)
+        return BatchPhase(self.ramp.size_at(first), first)
 
     def iterate(self, consumed: int = 0) -> Iterator[Batch]:
         """Yield the batches behind the first `consumed` sequences, endlessly, read by threads."""
-        ahead = self._batches(consumed).to_iter_dataset(self._read_options)
-        # Closing the generator stops the threads.
-        with contextlib.closing(iter(ahead)) as batches:
-            yield from batches
+        for phase in self.ramp.phases(consumed):
+            ahead = self._batches(phase).to_iter_dataset(self._read_options)
+            # Closing the generator stops the threads.
+            with contextlib.closing(iter(ahead)) as batches:
+                yield from batches
 
-    def _batches(self, consumed: int) -> "grain.MapDataset":
-        """Return this process's batches, of which the first begins at sequence `consumed`."""
+    def _batches(self, phase: BatchPhase) -> "grain.MapDataset":
+        """Return this process's batches of a phase."""
         import grain
 
-        share = _Share(self._blend, consumed, self.global_batch_size, self.sequences)
-        batch = {"drop_remainder": True, "batch_fn": self._collate}
-        return grain.MapDataset.source(share).batch(len(self.sequences), **batch)
+        sequences = np.asarray(self.ramp.share(phase.size, self.sequences.tolist()), np.int32)
+        share = _Share(self._blend, phase, sequences)
+        batch = {"drop_remainder": True, "batch_fn": functools.partial(collate, rows=sequences)}
+        return grain.MapDataset.source(share).batch(len(sequences), **batch)
 
     @property
     def validation_names(self) -> tuple[str, ...]:
@@ -166,31 +180,23 @@ class Loader:
             most_sequences=self._validation_sequences,
         )
 
-    def _collate(self, windows: Sequence[Window]) -> Batch:
-        return collate(windows, self.sequences)
-
 
 class _Share:
-    """Sequences of the blend that this process needs, step after step."""
+    """Sequences of the blend that this process needs in a phase, step after step."""
 
-    def __init__(
-        self,
-        blend: "_Blend",
-        consumed: int,
-        global_batch_size: int,
-        sequences: np.ndarray,
-    ) -> None:
-        self._blend, self._consumed = blend, consumed
-        self._global_batch_size = global_batch_size
+    def __init__(self, blend: "_Blend", phase: BatchPhase, sequences: np.ndarray) -> None:
+        self._blend, self._phase = blend, phase
         self._sequences = sequences.tolist()
 
     def __len__(self) -> int:
-        left = len(self._blend) - self._consumed
-        return left // self._global_batch_size * len(self._sequences)
+        steps = (len(self._blend) - self._phase.first) // self._phase.size
+        if self._phase.steps is not None:
+            steps = min(steps, self._phase.steps)
+        return steps * len(self._sequences)
 
     def __getitem__(self, index: int) -> Window:
         step, position = divmod(index, len(self._sequences))
-        first = self._consumed + step * self._global_batch_size
+        first = self._phase.first + step * self._phase.size
         return self._blend[first + self._sequences[position]]
 
 
@@ -215,7 +221,7 @@ class _Blend:
 
 
 def _blend(corpus: Corpus, sequence_length: int, seed: int) -> _Blend:
-    """Blend the sources without end; element n * global_batch_size + i is sequence i of step n."""
+    """Blend the sources without end; element n is the n-th sequence of a run."""
     import grain
 
     sources = [source for source in corpus.sources if source.weight > 0]

@@ -152,6 +152,19 @@ class Figure(Settings):
     """Share by which it may be wrong; null: it was never validated."""
 
 
+class SmallerStep(Settings):
+    """A step of a size of the batch's ramp, as far as it differs from one of the full batch."""
+
+    global_batch_size: Count
+    """Sequences of the step, over all sites."""
+
+    pipeline: PipelineOrder | None = None
+    """The order of the stages' work; null: there is no pipeline."""
+
+    seconds: Figure | None = None
+    """Time of the step; null: it could not be predicted."""
+
+
 class MemoryVerdict(Settings):
     """The result of a comparison of a step's memory with that of a device."""
 
@@ -227,6 +240,10 @@ class Step(Settings):
     sites: tuple[IslandWork, ...] = ()
     """The work of each site with `dc.join: islands` and `dc.role: data`; empty otherwise."""
 
+    ramp: tuple[SmallerStep, ...] = ()
+    """The steps of `layout.batch.ramp`, ascending; empty without one. All else is of a step of the
+    full batch, and buckets, ticks of hops and overlap hold for all."""
+
     flops_per_token: Annotated[float, pydantic.Field(ge=0, le=1e30)] | None = None
     """FLOPs of the model for a token, forwards and backwards; null: not counted."""
 
@@ -256,6 +273,42 @@ class Step(Settings):
             raise ValueError("sites have not the same layers in each chunk")
         return sites
 
+    @pydantic.model_validator(mode="after")
+    def _ramp_is_of_the_layout(self) -> Self:
+        batch = self.layout.batch
+        if tuple(step.global_batch_size for step in self.ramp) != batch.sizes.smaller:
+            raise ValueError("ramp has other sizes than layout.batch.ramp")
+        for step in self.ramp:
+            microbatches = batch.microbatches_of(step.global_batch_size)
+            if step.pipeline is not None and step.pipeline.microbatches != microbatches:
+                raise ValueError("an order of ramp has not the microbatches of its size")
+        return self
+
+    def of_batch(self, sequences: int) -> Self:
+        """Return the step of a batch of so many sequences: a size of the ramp, or the full batch.
+
+        The bytes that cross are known where these are gradients. Hops are as many as microbatches.
+        """
+        if sequences == self.layout.batch.global_batch_size:
+            return self
+        smaller = next(step for step in self.ramp if step.global_batch_size == sequences)
+        layout = self.layout.of_batch(sequences)
+        most = layout.batch.microbatches
+        sites = tuple(
+            work.model_copy(update={"held_microbatches": min(work.held_microbatches, most)})
+            for work in self.sites
+        )
+        crossing = self.bytes_between_sites if layout.dc.role == "data" else None
+        update = {
+            "layout": layout,
+            "pipeline": smaller.pipeline,
+            "sites": sites,
+            "ramp": (),
+            "seconds": smaller.seconds,
+            "bytes_between_sites": crossing,
+        }
+        return self.model_copy(update=update)
+
     @property
     def digest(self) -> str:
         """Hash of the choices, by which sites compare theirs."""
@@ -265,7 +318,9 @@ class Step(Settings):
     @property
     def choices(self) -> dict[str, Any]:
         """Layout and order of work, without figures: the same of two steps that run alike."""
-        return self.model_dump(mode="json", include={"layout", "pipeline", "sites"})
+        orders = {"__all__": {"global_batch_size", "pipeline"}}
+        included: Any = {"layout": True, "pipeline": True, "sites": True, "ramp": orders}
+        return self.model_dump(mode="json", include=included)
 
 
 def with_layers(layout: Layout, layers: Sequence[int]) -> Layout:

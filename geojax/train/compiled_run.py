@@ -47,7 +47,9 @@ class CompiledRun:
     layouts: TrainState
     optimizer: Any
     step_program: jax.stages.Compiled
-    """`(state, batch, signals, seed) -> (state, metrics)`; compiled once."""
+    """`(state, batch, signals, seed) -> (state, metrics)`; compiled once for each batch size."""
+    sequences: int
+    """Sequences of a batch of the step; a batch of validation is a full one."""
     evaluation_program: jax.stages.Compiled | None = None
     """`(state, batch) -> [sum of losses, number of targets]`; None: nothing is validated."""
 
@@ -59,6 +61,7 @@ class CompiledRun:
         plan: StepPlan,
         *,
         validate: bool = False,
+        sequences: int | None = None,
     ) -> Self:
         """Compile the step of `config`, and its validation pass if asked to.
 
@@ -67,15 +70,15 @@ class CompiledRun:
             resolved: its choices.
             plan: from `step_plan`.
             validate: compile the validation pass too.
+            sequences: those of a batch, a size of `batch.ramp`; None: the full batch.
         """
         optimizer = make_optimizer(config.optimizer, config.steps, parameter_kinds(config.model))
-        schedule = learning_rate_schedule(config.optimizer, config.steps)
         layouts = state_layouts(config.model, optimizer, plan)
-        batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
-        traced = trace_step(layouts, config.model, plan, optimizer, schedule, batch)
-        step = traced.lower().compile(compiler_options=plan.compiler_options)
+        sequences = sequences or config.batch.global_batch_size
+        step = _compiled_step(config, resolved, plan, layouts, optimizer, sequences)
         evaluation = None
         if validate:
+            batch = batch_shape(config.batch.global_batch_size, config.batch.sequence_length)
             validation = trace_evaluation(layouts, config.model, plan, batch)
             evaluation = validation.lower().compile(compiler_options=plan.compiler_options)
         return cls(
@@ -85,6 +88,7 @@ class CompiledRun:
             layouts=layouts,
             optimizer=optimizer,
             step_program=step,
+            sequences=sequences,
             evaluation_program=evaluation,
         )
 
@@ -115,7 +119,8 @@ class CompiledRun:
         """Start a step on this process's sequences; the state is donated."""
         signals = global_signals(self.plan, requests)
         seed = np.uint32(self.config.seed)
-        next_state, metrics = self.step_program(state, self._on_mesh(batch), signals, seed)
+        on_mesh = self._on_mesh(batch, self.sequences)
+        next_state, metrics = self.step_program(state, on_mesh, signals, seed)
         return next_state, metrics
 
     def link_traffic(self) -> Mapping[str, LinkTraffic]:
@@ -157,7 +162,15 @@ class CompiledRun:
         plan = step_plan(self.config, step, self.plan.mesh)
         if plan.makes_program_of(self.plan):
             return None
-        return self.build(self.config, step, plan, validate=self.evaluation_program is not None)
+        validate = self.evaluation_program is not None
+        return self.build(self.config, step, plan, validate=validate, sequences=self.sequences)
+
+    def of_batch(self, sequences: int) -> Self:
+        """Compile the step of batches of so many sequences: a size of the ramp, or the full one."""
+        step = _compiled_step(
+            self.config, self.resolved, self.plan, self.layouts, self.optimizer, sequences
+        )
+        return dataclasses.replace(self, step_program=step, sequences=sequences)
 
     def adopt(self, state: TrainState) -> TrainState:
         """Return the state of a run that this one was planned anew from."""
@@ -170,18 +183,20 @@ class CompiledRun:
     def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch."""
         assert self.evaluation_program is not None, "a run that validates must be built for it"
-        sums: jax.Array = self.evaluation_program(state, self._on_mesh(batch))
+        full = self.config.batch.global_batch_size
+        sums: jax.Array = self.evaluation_program(state, self._on_mesh(batch, full))
         return sums
 
-    def _on_mesh(self, batch: Batch) -> dict[str, jax.Array]:
-        return global_batch(
-            self.plan, self.config.batch.global_batch_size, self.local_sequences, batch
-        )
+    def _on_mesh(self, batch: Batch, sequences: int) -> dict[str, jax.Array]:
+        """Put this process's share of a batch of so many sequences on the mesh."""
+        if sequences not in self._local_sequences:
+            self._local_sequences[sequences] = sequences_of_process(self.plan, sequences)
+        return global_batch(self.plan, sequences, self._local_sequences[sequences], batch)
 
     @functools.cached_property
-    def local_sequences(self) -> list[int]:
-        """The sequences of a global batch that this process's devices need, ascending."""
-        return sequences_of_process(self.plan, self.config.batch.global_batch_size)
+    def _local_sequences(self) -> dict[int, list[int]]:
+        """The sequences that this process's devices need, ascending, by the size of the batch."""
+        return {}
 
     def whole_weights(self, state: TrainState) -> Any:
         """Return the weights in the compute dtype, unsharded, on process 0's first device.
@@ -202,7 +217,7 @@ class CompiledRun:
     @property
     def sent_bytes(self) -> float | None:
         """Bytes that the devices of a site send to other sites in a step; None with one site."""
-        sent = self.resolved.bytes_between_sites
+        sent = self.resolved.of_batch(self.sequences).bytes_between_sites
         return None if sent is None else sent.value
 
     @property
@@ -240,3 +255,20 @@ class CompiledRun:
             *(f"a step of a site: predicted {each} over dc" for each in sent),
             *self.link_lines(),
         ]
+
+
+def _compiled_step(
+    config: RunConfig,
+    resolved: Step,
+    plan: StepPlan,
+    layouts: TrainState,
+    optimizer: Any,
+    sequences: int,
+) -> jax.stages.Compiled:
+    """Compile the step of batches of so many sequences; `plan` is that of the full batch."""
+    if sequences != config.batch.global_batch_size:
+        plan = step_plan(config, resolved.of_batch(sequences), plan.mesh)
+    schedule = learning_rate_schedule(config.optimizer, config.steps)
+    batch = batch_shape(sequences, config.batch.sequence_length)
+    traced = trace_step(layouts, config.model, plan, optimizer, schedule, batch)
+    return traced.lower().compile(compiler_options=plan.compiler_options)

@@ -1,4 +1,4 @@
-"""Facts about every step of a run, for its log."""
+"""Facts about the steps of a run, for its log."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from geojax.step.plan import StepPlan
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """Facts about every step of a run."""
+    """Facts about steps of a run whose batches have one size."""
 
     tokens_per_step: int
     """Tokens of a global batch, padding included."""
@@ -23,6 +23,10 @@ class RunFacts:
     cross_site_bytes: float | None = None
     """Bytes that all devices of a site send to other sites in a step; None with one site."""
 
+    def of_batch(self, tokens: int, sent_bytes: float | None) -> "RunFacts":
+        """Return the facts of a step of so many tokens, in which a site sends `sent_bytes`."""
+        return dataclasses.replace(self, tokens_per_step=tokens, cross_site_bytes=sent_bytes)
+
     def model_flops_utilization(self, tokens_per_second: float) -> float | None:
         """Return the share of the peak that goes into the model; None where one is not known."""
         if not self.peak_flops or self.flops_per_token is None:
@@ -31,7 +35,11 @@ class RunFacts:
 
 
 def run_facts(
-    config: RunConfig, plan: StepPlan, flops_per_token: float | None, sent_bytes: float | None
+    config: RunConfig,
+    plan: StepPlan,
+    flops_per_token: float | None,
+    sent_bytes: float | None,
+    sequences: int,
 ) -> RunFacts:
     """Return the facts of a run whose step has a `plan` on the mesh of one or of all sites.
 
@@ -40,13 +48,14 @@ def run_facts(
         plan: its step.
         flops_per_token: the model's; None: an earlier version resolved the step.
         sent_bytes: bytes that a site sends to others in a step; None with one site.
+        sequences: those of a step's batch, which later steps may have more of.
     """
     mesh, sequence = plan.mesh, config.batch.sequence_length
     accelerator = accelerator_of(mesh.devices.flat[0])
     peak = accelerator and accelerator.peak(plan.policy.compute_dtype.name)
     devices = mesh.devices.size // mesh.shape["dc"] * config.mesh.dc
     return RunFacts(
-        tokens_per_step=config.batch.global_batch_size * sequence,
+        tokens_per_step=sequences * sequence,
         flops_per_token=flops_per_token,
         peak_flops=peak * devices if peak else None,
         cross_site_bytes=sent_bytes,

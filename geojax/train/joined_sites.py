@@ -15,6 +15,7 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
 from geojax.islands.island_plan import process_groups, site_parts, site_programs, stage_meshes
+from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.stage_lists import action_lists, offer_limit_bytes
 from geojax.mesh import index_on_host
 from geojax.network_names import LAST_PORT
@@ -107,7 +108,7 @@ def joined_sites(
     transport = connect(
         members,
         site_staging(config, settings.site, jax.process_count() // groups),
-        offer_limit_bytes(config, action_lists(config, step), programs, stages // groups) * devices,
+        _offer_limit(config, step, programs, stages // groups) * devices,
         processes.heartbeat_timeout_seconds,
         processes.start_timeout_seconds,
     )
@@ -118,6 +119,22 @@ def joined_sites(
         transport.close(failed=True)
         raise
     transport.close()
+
+
+def _offer_limit(
+    config: RunConfig, step: Step, programs: SitePrograms, stages_per_process: int
+) -> int:
+    """Return the bytes that a device may have offered to another end, at any size of the batch."""
+    sizes = config.batch.sizes
+    return max(
+        offer_limit_bytes(
+            config,
+            action_lists(config.of_batch(size), step.of_batch(size)),
+            programs,
+            stages_per_process,
+        )
+        for size in (*sizes.smaller, sizes.full)
+    )
 
 
 def _own_port(settings: IslandSettings) -> int:

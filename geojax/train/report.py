@@ -16,9 +16,22 @@ from geojax.train.metrics import read_metrics
 class Progress:
     """A progress bar with the newest figures of the run, on the screen while it is entered."""
 
-    def __init__(self, console: rich.console.Console, steps: int, done: int):
+    def __init__(
+        self, console: rich.console.Console, steps: int, done: int, consumed: int, end: int
+    ):
+        """Show a run of `steps` steps, of which some are done.
+
+        The time that is left follows from sequences, since steps may grow (`batch.ramp`).
+
+        Args:
+            console: the terminal, or a log.
+            steps: those of the whole run.
+            done: those before.
+            consumed: sequences that these consumed.
+            end: sequences that all steps will have consumed.
+        """
         self._bar = rich.progress.Progress(
-            rich.progress.TextColumn("step {task.completed}/{task.total}"),
+            rich.progress.TextColumn("step {task.fields[step]}/{task.fields[steps]}"),
             rich.progress.BarColumn(bar_width=18),
             rich.progress.TextColumn("{task.fields[figures]}"),
             rich.progress.TimeRemainingColumn(compact=True),
@@ -26,15 +39,17 @@ class Progress:
             # Without a terminal a bar would fill the log: there, `log` prints a line now and then.
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("training", total=steps, completed=done, figures="")
+        self._task = self._bar.add_task(
+            "training", total=end, completed=consumed, step=done, steps=steps, figures=""
+        )
         self._console = console
         self._steps = steps
         self._stride = max(1, steps // 50)
 
-    def update(self, step: int, figures: Mapping[str, str]) -> None:
-        """Show the figures of `step`."""
+    def update(self, step: int, consumed: int, figures: Mapping[str, str]) -> None:
+        """Show the figures of `step`, after which so many sequences are consumed."""
         text = "  ".join(f"{name} {value}" for name, value in figures.items())
-        self._bar.update(self._task, completed=step, figures=text)
+        self._bar.update(self._task, completed=consumed, step=step, figures=text)
         if not self._console.is_terminal and (step % self._stride == 0 or step == self._steps):
             self._console.print(f"step {step}/{self._steps}  {text}")
 

@@ -143,6 +143,17 @@ def warmup_note(config: RunConfig) -> str | None:
     )
 
 
+def ramp_note(config: RunConfig, sequences: int) -> str | None:
+    """Say how the batch grows, where the next step's has so many `sequences` and not yet all."""
+    ramp = config.batch.sizes
+    if sequences == ramp.full:
+        return None
+    return (
+        f"batch.ramp: a batch has {sequences} sequences, and grows by {ramp.increment} to "
+        f"{ramp.full} in the first {ramp.sequences:,} of the run"
+    )
+
+
 def _saved_schedule(saved: Mapping[str, Any]) -> str:
     """Return the schedule of a checkpoint; before there were several it was the default one."""
     name: str = saved["optimizer"].get("schedule", OptimizerSettings().schedule)

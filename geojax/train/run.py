@@ -115,8 +115,10 @@ def _train(
         )
     )
     keep(kept, trainer.directory.step, console.print)
+    consumed = trainer.consumed_sequences
+    end = config.batch.sizes.consumed_after(config.steps - trainer.step_number, consumed)
     with (
-        Progress(console, config.steps, trainer.step_number) as progress,
+        Progress(console, config.steps, trainer.step_number, consumed, end) as progress,
         runtime.StopSignals() as stop_signals,
     ):
         summary = trainer.fit(progress, stop_signals)

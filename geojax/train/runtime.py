@@ -53,6 +53,11 @@ class Runtime(Protocol[State]):
         ...
 
     @property
+    def sequences(self) -> int:
+        """Sequences of a step's batch, over all processes; a batch of validation is a full one."""
+        ...
+
+    @property
     def sent_bytes(self) -> float | None:
         """Bytes that the devices of a site send to other sites in a step; None with one site."""
         ...
@@ -129,6 +134,10 @@ class Runtime(Protocol[State]):
 
     def replanned(self, step: Step) -> Self | None:
         """Compile another step of the same run and mesh; None: its program is this one's."""
+        ...
+
+    def of_batch(self, sequences: int) -> Self:
+        """Return the runtime of batches of another size of the ramp, on the same state."""
         ...
 
     def adopt(self, state: State) -> State:

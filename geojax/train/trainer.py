@@ -58,6 +58,7 @@ from geojax.train.resume import (
     changed_settings,
     jump_note,
     module_note,
+    ramp_note,
     refuse_other_schedule,
     schedule_note,
     warmup_note,
@@ -66,7 +67,7 @@ from geojax.train.resume import (
 )
 from geojax.train.runtime import Batch, Runtime
 from geojax.train.services import Log, Services
-from geojax.train.training_loop import TrainingLoop, mean_loss
+from geojax.train.training_loop import TrainingLoop, mean_loss, resized
 from geojax.train.writing.background_writer import BackgroundWriter
 from geojax.transport import Transport
 
@@ -179,12 +180,14 @@ class Trainer:
         given = with_saved_model(self.config, newest)
         self._refuse_others(given, newest, weights, transport)
         self.config = with_saved_schedule(given, newest)
-        self._compile(stack, plan, transport)
+        # Where the newest checkpoint is damaged, an older one may have consumed less.
+        consumed = 0 if newest is None else int(newest["consumed_sequences"])
+        self._compile(stack, plan, transport, self.config.batch.sizes.size_at(consumed))
         self.metadata = _metadata(self.config, self.loader)
         if self.config.model.lora is not None:
             assert weights is not None, "adapters have weights to adapt"
             self.metadata[BASE_WEIGHTS] = fingerprint(weights)
-        self.state, self.step_number, self._consumed = self._begun(
+        self.state, self.step_number, self.consumed_sequences = self._begun(
             given, newest, weights, require_checkpoint
         )
         # Some collectives time out when their ranks start far apart: all compile, then wait here.
@@ -246,14 +249,18 @@ class Trainer:
             refuse_other_weights(to_sites, self.mesh, fingerprint(weights))
 
     def _compile(
-        self, stack: contextlib.ExitStack, plan: StepPlan, transport: Transport | None
+        self,
+        stack: contextlib.ExitStack,
+        plan: StepPlan,
+        transport: Transport | None,
+        sequences: int,
     ) -> None:
         """Build the runtime on all processes, check its products, and describe it."""
         counted, programs = STEP_NAME, 1
         if self._island is not None:
             counted, programs = UPDATE_NAME, len(own_stages(self.mesh))
         self.compilations = stack.enter_context(CompilationCounter(counted, programs))
-        self.runtime: Runtime[Any] = self._compiled(plan, transport)
+        self.runtime: Runtime[Any] = self._compiled(plan, transport, sequences)
         self._check_products(plan)
         # A process that compiles reaches the first collective long after one with a warm cache,
         # and the collective times out after half a minute.
@@ -261,11 +268,15 @@ class Trainer:
         runtime.barrier("compiled", timeout_seconds=timeout)
         self._describe()
 
-    def _compiled(self, plan: StepPlan, transport: Transport | None) -> Runtime[Any]:
+    def _compiled(
+        self, plan: StepPlan, transport: Transport | None, sequences: int
+    ) -> Runtime[Any]:
         if transport is None:
             validate = bool(self.loader.validation_names)
             with self._status("compiling the step"):
-                return CompiledRun.build(self.config, self.resolved, plan, validate=validate)
+                return CompiledRun.build(
+                    self.config, self.resolved, plan, validate=validate, sequences=sequences
+                )
         return IslandRun.build(
             self.config,
             self.resolved,
@@ -274,6 +285,7 @@ class Trainer:
             None if self._services is None else self._services.draw_timeline,
             self._log,
             self.files.put,
+            sequences=sequences,
         )
 
     def _check_products(self, plan: StepPlan) -> None:
@@ -289,7 +301,8 @@ class Trainer:
         layout, *choices = self.runtime.describe()
         self._log("\n".join([f"geojax {geojax.__version__}: {layout}", *choices]))
         vocabulary = padding_note(self.config.model.vocab_size, self.corpus.tokenizer)
-        for note in (vocabulary, warmup_note(self.config)):
+        ramp = ramp_note(self.config, self.runtime.sequences)
+        for note in (vocabulary, warmup_note(self.config), ramp):
             if note is not None:
                 self._log(note)
 
@@ -363,7 +376,11 @@ class Trainer:
         loop: TrainingLoop[Any] = TrainingLoop(
             runtime=self.runtime,
             facts=run_facts(
-                config, self.runtime.plan, self.resolved.flops_per_token, self.runtime.sent_bytes
+                config,
+                self.runtime.plan,
+                self.resolved.flops_per_token,
+                self.runtime.sent_bytes,
+                self.runtime.sequences,
             ),
             config=config,
             loader=self.loader,
@@ -381,10 +398,10 @@ class Trainer:
             replanning=self._replanning(comparison),
         )
         before = time.monotonic()
-        self.state = loop.run(self.state, self.step_number, self._consumed)
+        self.state = loop.run(self.state, self.step_number, self.consumed_sequences)
         seconds = time.monotonic() - before
         self.runtime = loop.runtime
-        self.step_number, self._consumed = int(self.state.step), loop.consumed
+        self.step_number, self.consumed_sequences = int(self.state.step), loop.consumed
         self.watchdog.begin("end", self.step_number)
         texts: tuple[str, ...] = ()
         unsampled = None
@@ -437,14 +454,19 @@ class Trainer:
         """Train one step on a batch of the caller's, and return its metrics.
 
         Args:
-            batch: this process's sequences of the global batch, as the loader has them: tokens,
+            batch: this process's sequences of the global batch, as the loader has them behind
+                `consumed_sequences`: tokens,
                 targets, segment_ids and positions [sequences, S] in int32, loss_mask [sequences, S]
                 in float32, row [sequences].
         """
+        sequences = self.config.batch.sizes.size_at(self.consumed_sequences)
+        if sequences != self.runtime.sequences:
+            timeout = self.config.watchdog.first_step_seconds
+            self.runtime = resized(self.runtime, sequences, self.step_number, self._log, timeout)
         requests = {"stop": False, "save": False}
         self.state, metrics = self.runtime.step(self.state, batch, requests)
         self.step_number += 1
-        self._consumed += self.config.batch.global_batch_size
+        self.consumed_sequences += sequences
         return {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
 
     def evaluate(self) -> dict[str, float]:
@@ -461,7 +483,7 @@ class Trainer:
 
     def save(self) -> None:
         """Save the state as the checkpoint of the newest step, and wait for it."""
-        metadata = {**self.metadata, "consumed_sequences": self._consumed}
+        metadata = {**self.metadata, "consumed_sequences": self.consumed_sequences}
         self._save(self.runtime, self.step_number, self.state, metadata)
         self.checkpointer.wait()
 
@@ -474,7 +496,8 @@ class Trainer:
         """Compare the steps with their plan; None: there is none, or another process does."""
         plan = None
         if writer is not None:
-            plan = plan_of_step(self.resolved, self.topology, self._site)
+            step = self.resolved.of_batch(self.runtime.sequences)
+            plan = plan_of_step(step, self.topology, self._site)
         if plan is None or writer is None:
             return None
         interval, measured = self.config.adapt.interval, self.runtime.measured_links
@@ -572,6 +595,7 @@ def _open_loader(config: RunConfig, corpus: Corpus, sequences: list[int]) -> Loa
         sequence_length=config.batch.sequence_length,
         global_batch_size=config.batch.global_batch_size,
         sequences=sequences,
+        ramp=config.batch.sizes,
         seed=config.seed,
         vocab_size=config.model.vocab_size,
         validation_sequences=config.evaluation.sequences,

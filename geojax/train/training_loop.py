@@ -20,7 +20,7 @@ from geojax.errors import RunError, UserError
 from geojax.file_lock import LockHeldError
 from geojax.islands.traffic import LinkTraffic
 from geojax.quantities import quantity
-from geojax.runtime import StopSignals, Watchdog, translate_collective_errors
+from geojax.runtime import StopSignals, Watchdog, barrier, translate_collective_errors
 from geojax.runtime.compilation import CompilationCounter
 from geojax.train.adapt.comparison import PlanComparison
 from geojax.train.adapt.replan import Replanning
@@ -92,6 +92,8 @@ class _PendingStep(NamedTuple):
     """A step that may still run."""
 
     step: int
+    consumed: int
+    """Sequences of the data that it and all steps before consumed."""
     metrics: Mapping[str, Any]
     links: Mapping[str, LinkTraffic]
     end: Future[float]
@@ -181,6 +183,11 @@ class TrainingLoop(Generic[State]):
         batches = self.loader.iterate(consumed_sequences)
         self._restart_clock()
         while done < config.steps and not self.stopped_early:
+            if (size := config.batch.sizes.size_at(self.consumed)) != self.runtime.sequences:
+                self._drain()
+                if self.stopped_early:
+                    break
+                self._take_batches_of(size, done)
             stop = self.stop_signals is not None and self.stop_signals.requested
             requests = {"stop": stop, "save": self.checkpointer.due()}
             with self.watchdog.data(done + 1):
@@ -188,9 +195,9 @@ class TrainingLoop(Generic[State]):
             with self.watchdog.dispatch(done + 1):
                 state, metrics = self.runtime.step(state, batch, requests)
             done += 1
-            self.consumed += config.batch.global_batch_size
-            links = self.runtime.link_traffic()
-            self._pending.append(_PendingStep(done, metrics, links, self._ends.of(metrics)))
+            self.consumed += self.runtime.sequences
+            links, ended = self.runtime.link_traffic(), self._ends.of(metrics)
+            self._pending.append(_PendingStep(done, self.consumed, metrics, links, ended))
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
             validate = done % config.evaluation.interval == 0 or done == config.steps
@@ -218,12 +225,12 @@ class TrainingLoop(Generic[State]):
             return self.checkpointer.wait()
 
     def _finish_oldest(self) -> None:
-        step, pending, links, end = self._pending.popleft()
+        step, consumed, pending, links, end = self._pending.popleft()
         with self.watchdog.step(step):
             metrics = {name: float(value) for name, value in jax.device_get(pending).items()}
             ended = end.result()
         seconds, self._clock = ended - self._clock, ended
-        self._record(step, metrics, links, seconds)
+        self._record(step, consumed, metrics, links, seconds)
         self.stopped_early |= metrics["stop"] > 0
         self._save_asked |= metrics["save"] > 0
         limit = self.config.skip_limit
@@ -246,6 +253,7 @@ class TrainingLoop(Generic[State]):
     def _record(
         self,
         step: int,
+        consumed: int,
         metrics: dict[str, float],
         links: Mapping[str, LinkTraffic],
         seconds: float,
@@ -261,6 +269,8 @@ class TrainingLoop(Generic[State]):
             "tokens_per_second": tokens_per_second,
             "seconds": seconds,
             "targets": metrics["targets"],
+            "global_batch_size": self.runtime.sequences,
+            "consumed_sequences": consumed,
             "skipped": metrics["skipped"],
             "failed_saves": self.checkpointer.failed_saves,
             "save_seconds": self.checkpointer.blocked_seconds,
@@ -288,7 +298,7 @@ class TrainingLoop(Generic[State]):
         if self.writer is not None:
             self.writer.write(step, values)
         if self.progress is not None:
-            self.progress.update(step, figures)
+            self.progress.update(step, consumed, figures)
         if self.comparison is not None:
             self.comparison.record(step, seconds, links)
 
@@ -308,6 +318,19 @@ class TrainingLoop(Generic[State]):
             if self.writer is not None:
                 self.writer.write(step, {f"validation/{name}": value})
             self.log(f"step {step}: validation loss {value:.4f} on '{name}'")
+
+    def _take_batches_of(self, sequences: int, step: int) -> None:
+        """Go on with batches of another size after a step; none is under way."""
+        with self.watchdog.step(step, "plan"):
+            timeout = self.config.watchdog.first_step_seconds
+            self.runtime = resized(self.runtime, sequences, step, self.log, timeout)
+        self.watchdog.expect_first_step()
+        tokens = sequences * self.config.batch.sequence_length
+        self.facts = self.facts.of_batch(tokens, self.runtime.sent_bytes)
+        if self.comparison is not None:
+            resolved = self.runtime.resolved.of_batch(sequences)
+            self.comparison.restart_with(resolved, self.runtime.measured_links)
+        self._restart_clock()
 
     def _replan(self, state: State, step: int) -> State:
         """Go on with another step after a checkpoint, where the links are not as they were."""
@@ -350,6 +373,37 @@ class TrainingLoop(Generic[State]):
         )
         if self.writer is not None:
             self.writer.open_again(self.config.model_dump(mode="json"))
+
+
+def resized(
+    runtime: Runtime[State],
+    sequences: int,
+    step: int,
+    log: Callable[[str], None],
+    timeout_seconds: float,
+) -> Runtime[State]:
+    """Return the runtime of batches of another size; all processes of a runtime call it together.
+
+    Args:
+        runtime: has the step of another batch.
+        sequences: those of the batch.
+        step: the step before the first of these batches.
+        log: shows a line to the user.
+        timeout_seconds: time that a process has to compile.
+
+    Raises:
+        MissingProcessesError: a process does not come.
+    """
+    started = time.monotonic()
+    resized_runtime = runtime.of_batch(sequences)
+    # A process that compiles would reach the step's first collective long after the others.
+    barrier("compiled", timeout_seconds)
+    full = runtime.config.batch.global_batch_size
+    log(
+        f"step {step}: the next batch has {sequences} of {full} sequences (batch.ramp); its step "
+        f"was made in {time.monotonic() - started:.1f} s"
+    )
+    return resized_runtime
 
 
 def mean_loss(sums: Sequence[np.ndarray]) -> float:

@@ -1,5 +1,6 @@
 """A run's config resolved into a `Step`, once: every choice made, and what is expected of it."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
@@ -11,13 +12,15 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
 from geojax.models.flops import model_flops
+from geojax.pipeline.schedule import Schedule, TickTable
 from geojax.planner.memory import TracedStep
 from geojax.planner.resolve.changed_links import planned_for
 from geojax.planner.resolve.choices import chunks_of_run, resolved_plan, settled
 from geojax.planner.resolve.link_plan import link_lines
 from geojax.planner.resolve.pipeline_plan import costs_of_stages
 from geojax.planner.resolve.preflight import Preflight, preflight
-from geojax.planner.resolve.run_prediction import predict_run
+from geojax.planner.resolve.ramp import smaller_steps, ticks_of_size
+from geojax.planner.resolve.run_prediction import step_figure
 from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.planner.resolve.site_schedule import event_schedule, site_work
 from geojax.planner.resolve.traced_run import abstract_run_mesh, trace_plan
@@ -63,8 +66,9 @@ def resolve(
         layout=made.layout,
         pipeline=made.pipeline,
         sites=made.sites,
+        ramp=smaller_steps(config, made.order),
         flops_per_token=model_flops(config.model, config.batch.sequence_length),
-        seconds=_seconds(config),
+        seconds=step_figure(config),
         bytes_between_sites=_bytes_between_sites(made.traced),
         memory_bytes=_memory_bytes(compared),
         memory=compared.verdict,
@@ -81,6 +85,9 @@ class _Made(NamedTuple):
     sites: tuple[IslandWork, ...]
     notes: Sequence[str]
     traced: TracedStep | None
+    order: Callable[[RunConfig], Schedule | TickTable] | None = None
+    """Function that returns the order of stages in the run with a smaller batch; None: there are
+    no stages."""
 
 
 def _program(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
@@ -90,9 +97,12 @@ def _program(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
     else:  # of a machine that this one is not: what it would need is worth knowing
         mesh = abstract_run_mesh(config)
     plan = resolved_plan(config, mesh)
-    pipeline = None if plan.tick_program is None else PipelineOrder.of(plan.tick_program.ticks)
+    pipeline = order = None
+    if plan.tick_program is not None:
+        pipeline = PipelineOrder.of(plan.tick_program.ticks)
+        order = functools.partial(ticks_of_size, plan=plan)
     traced = trace_plan(config, plan) if config.mesh.dc > 1 or _has_memory(devices) else None
-    return _Made(plan.layout, pipeline, (), link_lines(config, plan), traced)
+    return _Made(plan.layout, pipeline, (), link_lines(config, plan), traced, order)
 
 
 def _islands(config: RunConfig, sites: Sequence[Devices]) -> _Made:
@@ -116,7 +126,12 @@ def _islands(config: RunConfig, sites: Sequence[Devices]) -> _Made:
     except UserError as unknown:
         notes = [f"pipeline over dc: made without times: {unknown.problem}"]
     layout = _settled(with_layers(layout, staged.layers_per_chunk), 1)
-    return _Made(layout, PipelineOrder.of(event_schedule(config)), (), notes, None)
+
+    def order(sized: RunConfig) -> Schedule:
+        return event_schedule(sized.changed(pipeline=layout.pipeline))
+
+    made = PipelineOrder.of(event_schedule(config))
+    return _Made(layout, made, (), notes, None, order)
 
 
 def _settled(layout: Layout, bucket_layers: int) -> Layout:
@@ -155,21 +170,6 @@ def _compared(
 def _has_memory(devices: Devices) -> bool:
     accelerator = accelerator_of(devices[0])
     return accelerator is not None and accelerator.memory_bytes is not None
-
-
-def _seconds(config: RunConfig) -> Figure | None:
-    topology = config.load_topology()
-    if topology is None:
-        return None
-    try:
-        predicted = predict_run(config, topology)
-    except UserError:  # a peak or a link is not known
-        return None
-    return Figure(
-        value=predicted.step_seconds,
-        source="cost model",
-        relative_error=predicted.relative_error,
-    )
 
 
 def _bytes_between_sites(traced: TracedStep | None) -> Figure | None:

@@ -3,12 +3,14 @@
 import functools
 
 from geojax.config.run_config import RunConfig
+from geojax.errors import UserError
 from geojax.planner.buckets import ComputeTimes
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.predict import compute_times, predict
 from geojax.planner.cost.prediction import Prediction
 from geojax.planner.resolve.run_layout import layout_of_run
+from geojax.step.resolved import Figure
 from geojax.topology import Topology
 
 
@@ -35,6 +37,22 @@ def predict_run(
         topology,
         calibration=calibration or Calibration(),
         optimizer=config.optimizer,
+    )
+
+
+def step_figure(config: RunConfig) -> Figure | None:
+    """Return the predicted time of the step of `config`; None: a peak or a link is not known."""
+    topology = config.load_topology()
+    if topology is None:
+        return None
+    try:
+        predicted = predict_run(config, topology)
+    except UserError:
+        return None
+    return Figure(
+        value=predicted.step_seconds,
+        source="cost model",
+        relative_error=predicted.relative_error,
     )
 
 

@@ -52,6 +52,10 @@ def plan_of_step(step: Step, topology: Topology | None, site: str) -> Plan | Non
         other: LinkFigures(link.round_trip_seconds, link.bytes_per_second)
         for other, link in towards.items()
     }
+    return _plan_of(step, links)
+
+
+def _plan_of(step: Step, links: Mapping[str, LinkFigures]) -> Plan:
     if step.seconds is None:
         return Plan(StepFigures(None, links))
     return Plan(StepFigures(step.seconds.value, links), step.seconds.relative_error)
@@ -99,6 +103,12 @@ class PlanComparison:
         self._told: set[tuple[str, str | None]] = set()
         self._steps: list[tuple[float, Mapping[str, LinkTraffic]]] = []
         self._warming_up = True
+
+    def restart_with(
+        self, step: Step, measured_links: Callable[[], Mapping[str, MeasuredLink]]
+    ) -> None:
+        """Take the next window for the pace of a step of another batch, over the same links."""
+        self.restart(_plan_of(step, self._plan.figures.links), measured_links)
 
     def record(self, step: int, seconds: float, links: Mapping[str, LinkTraffic]) -> None:
         """Count a step; at the end of a window compare, and log what deviates since this window."""

@@ -95,7 +95,10 @@ class Replanning:
 
     def _compare_with(self, runtime: Runtime[Any], step: Step | None = None) -> None:
         if self._comparison is not None:
-            plan = plan_of_step(step, self._topology, self._site) if step is not None else None
+            plan = None
+            if step is not None:
+                sized = step.of_batch(runtime.sequences)
+                plan = plan_of_step(sized, self._topology, self._site)
             self._comparison.restart(plan, runtime.measured_links)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from geojax.config.run_config import RunConfig
 from geojax.errors import RunError
@@ -87,6 +88,10 @@ class IslandRun:
     optimizer: Any
     draw_timeline: DrawTimeline | None
     """Function that draws a recorded step beside the simulated one; None: nothing is drawn."""
+    validation: SiteWalks
+    """Walks of a full batch, which validate; `stages` where these are of a full batch too."""
+    sequences: int
+    """Sequences of a step's batch, over all sites."""
     parts: Sequence[TrainState]
     """The `LeafLayout` of each leaf of each site's part, as checkpoints have it."""
     table_sites: Sequence[int] = ()
@@ -107,6 +112,7 @@ class IslandRun:
         log: Callable[[str], None] = print,
         put: Put = write_at_once,
         *,
+        sequences: int | None = None,
         before: "IslandRun | None" = None,
     ) -> Self:
         """Compile the programs of one site of `config`.
@@ -119,24 +125,23 @@ class IslandRun:
             draw_timeline: draws a recorded step beside the simulated one; None: nothing is drawn.
             log: shows a line to the user.
             put: takes pictures to be drawn and written.
+            sequences: those of a batch, a size of `batch.ramp`; None: the full batch.
             before: run of the same processes that this one goes on from: its messages come after
                 those, on the same transports; None: there is none.
         """
         model, is_stage = config.model, config.dc.role == "stage"
         sites, count, own_numbers = config.mesh.dc, config.mesh.stage, own_stages(plan.mesh)
-        parts, lists = site_parts(config, resolved), action_lists(config, resolved)
+        parts = site_parts(config, resolved)
         optimizer = make_optimizer(config.optimizer, config.steps, parameter_kinds(config.model))
-        walks, meshes = [], stage_meshes(plan.mesh)
         walked: Sequence[Walk | None] = [None] * len(own_numbers)
         transports = stage_transports(transport, len(own_numbers))
         if before is not None:
             walked = before.stages.walks
             transports = [walk.transport for walk in before.stages.walks]
-        for number, stage, last in zip(own_numbers, transports, walked, strict=True):
-            on_stage = dataclasses.replace(plan, mesh=meshes[number])
-            programs = site_programs(config, parts[stage.site], on_stage)
-            ahead = fetched_ahead(lists, stage.site)
-            walks.append(Walk(lists[stage.site], ahead, programs, stage, last))
+        validation = _walks(config, resolved, plan, transports, walked)
+        stages, sequences = validation, sequences or config.batch.global_batch_size
+        if sequences != config.batch.global_batch_size:
+            stages = _walks_of_batch(config, resolved, validation, plan.mesh, sequences)
         table_sites = []
         if is_stage:
             of_sites = [parts[first : first + count] for first in range(0, len(parts), count)]
@@ -144,8 +149,9 @@ class IslandRun:
             if model.head_reads_tokens:
                 table_sites = [site for site, each in enumerate(saved) if _TABLE in each.parameters]
         else:
-            saved = [saved_whole_layouts(programs.layouts, plan, site) for site in range(sites)]
-        stages, to_sites = SiteWalks(walks, count), between_sites(transport, sites)
+            layouts = validation.walks[0].programs.layouts
+            saved = [saved_whole_layouts(layouts, plan, site) for site in range(sites)]
+        to_sites = between_sites(transport, sites)
         return cls(
             config,
             resolved,
@@ -156,6 +162,8 @@ class IslandRun:
             of_all_stages(stages.link_bytes, plan.mesh),
             optimizer,
             draw_timeline,
+            validation,
+            sequences,
             saved,
             table_sites,
             log,
@@ -197,7 +205,7 @@ class IslandRun:
         self, state: SiteState, batch: Batch, requests: Mapping[str, bool]
     ) -> tuple[SiteState, dict[str, jax.Array]]:
         """Run a step on this process's sequences, but for its end; the state is donated."""
-        inputs = self._inputs(state, batch)
+        inputs = self._inputs(state, batch, self.sequences)
         none = dict.fromkeys(requests, False)
         signals = [
             global_signals(each.plan, none if stage else requests)
@@ -224,8 +232,9 @@ class IslandRun:
             schedule = data_schedule(self.stages.walks[0].actions)
             names = [sites[own]]
         else:
-            assert self.resolved.pipeline is not None, "sites in role stage are stages"
-            schedule = self.resolved.pipeline.as_schedule
+            pipeline = self.resolved.of_batch(self.sequences).pipeline
+            assert pipeline is not None, "sites in role stage are stages"
+            schedule = pipeline.as_schedule
             records = self._of_all_sites(records)
             names = [
                 f"{site}.{stage}" if count > 1 else site for site in sites for stage in range(count)
@@ -249,7 +258,8 @@ class IslandRun:
 
     def _of_all_sites(self, records: Sequence[Record]) -> list[Record]:
         """Exchange the records of a step: those of all stages, by the clock of the first one."""
-        lists, count = action_lists(self.config, self.resolved), self.config.mesh.stage
+        config, step = self.config.of_batch(self.sequences), self.resolved.of_batch(self.sequences)
+        lists, count = action_lists(config, step), self.config.mesh.stage
         words = dict(zip(self.stages.numbers, as_words(records, lists), strict=True))
         of_site = of_all_stages(words, self.plan.mesh)
         of_stages = [
@@ -341,8 +351,19 @@ class IslandRun:
             self.draw_timeline,
             self.log,
             self.put,
+            sequences=self.sequences,
             before=self,
         )
+
+    def of_batch(self, sequences: int) -> Self:
+        """Make the programs of batches of so many sequences: a size of the ramp, or the full one.
+
+        Their first step compiles them.
+        """
+        mesh = self.plan.mesh
+        stages = _walks_of_batch(self.config, self.resolved, self.stages, mesh, sequences)
+        sizes = of_all_stages(stages.link_bytes, mesh)
+        return dataclasses.replace(self, stages=stages, stage_bytes=sizes, sequences=sequences)
 
     def adopt(self, state: SiteState) -> SiteState:
         """Return the state of a run that this one was planned anew from."""
@@ -361,8 +382,8 @@ class IslandRun:
 
     def evaluate(self, state: SiteState, batch: Batch) -> Any:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
-        inputs = self._inputs(state, batch)
-        sums = self.stages.side_by_side(
+        inputs = self._inputs(state, batch, self.config.batch.global_batch_size)
+        sums = self.validation.side_by_side(
             lambda number, walk: walk.validation_sums(
                 *self._forwards[walk.transport.site], state.stages[number], inputs[number]
             )
@@ -384,17 +405,14 @@ class IslandRun:
         numbers = [walk.transport.site for walk in self.stages.walks]
         return {stage: (lists[stage], fetched_ahead(lists, stage)) for stage in numbers}
 
-    def _inputs(self, state: SiteState, batch: Batch) -> list[StepInputs]:
-        """Return the arguments of a step of each stage."""
+    def _inputs(self, state: SiteState, batch: Batch, sequences: int) -> list[StepInputs]:
+        """Return the arguments of a step of each stage, for a batch of so many sequences."""
         seed = np.uint32(self.config.seed)
+        count = self.config.of_batch(sequences).of_one_stage.batch.global_batch_size
         return [
-            StepInputs(self._on_mesh(each.plan, batch), own.loss_scale, seed, own.step)
+            StepInputs(_on_mesh(each.plan, batch, count), own.loss_scale, seed, own.step)
             for each, own in zip(self._programs, state.stages, strict=True)
         ]
-
-    def _on_mesh(self, plan: StepPlan, batch: Batch) -> dict[str, jax.Array]:
-        count = self.config.of_one_stage.batch.global_batch_size
-        return global_batch(plan, count, sequences_of_process(plan, count), batch)
 
     @property
     def layouts(self) -> TrainState:
@@ -486,3 +504,44 @@ class IslandRun:
             f"a step of a site: {self._sent} {held}",
             *self.resolved.notes,
         ]
+
+
+def _on_mesh(plan: StepPlan, batch: Batch, count: int) -> dict[str, jax.Array]:
+    """Put this process's share of the `count` sequences of its site on the mesh."""
+    return global_batch(plan, count, sequences_of_process(plan, count), batch)
+
+
+def _walks(
+    config: RunConfig,
+    resolved: Step,
+    plan: StepPlan,
+    transports: Sequence[Transport],
+    before: Sequence[Walk | None],
+) -> SiteWalks:
+    """Make the walks of this process's stages; each goes on from the one before, if there is one.
+
+    Args:
+        config: the run of all sites.
+        resolved: its choices, for the batch of `config`.
+        plan: the step of the site.
+        transports: joins each of the stages to those of other sites.
+        before: walks over the same transports.
+    """
+    parts, lists = site_parts(config, resolved), action_lists(config, resolved)
+    walks, meshes = [], stage_meshes(plan.mesh)
+    for number, stage, last in zip(own_stages(plan.mesh), transports, before, strict=True):
+        on_stage = dataclasses.replace(plan, mesh=meshes[number])
+        programs = site_programs(config, parts[stage.site], on_stage)
+        ahead = fetched_ahead(lists, stage.site)
+        walks.append(Walk(lists[stage.site], ahead, programs, stage, last))
+    return SiteWalks(walks, config.mesh.stage)
+
+
+def _walks_of_batch(
+    config: RunConfig, resolved: Step, before: SiteWalks, mesh: Mesh, sequences: int
+) -> SiteWalks:
+    """Make the walks of batches of so many sequences, which go on from those of other batches."""
+    step = resolved.of_batch(sequences)
+    plan = island_plan(config, step.layout, mesh)
+    transports = [walk.transport for walk in before.walks]
+    return _walks(config.of_batch(sequences), step, plan, transports, before.walks)

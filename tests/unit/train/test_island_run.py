@@ -198,7 +198,7 @@ def test_validation_is_that_of_one_program(trained, batches):
 
 def test_facts_count_the_messages_of_a_step(trained):
     run = trained[2].runs[0]
-    facts = run_facts(run.config, run.plan, None, run.sent_bytes)
+    facts = run_facts(run.config, run.plan, None, run.sent_bytes, run.sequences)
     assert facts.tokens_per_step == ROWS * 32
     # Every parameter once, in float64, padded to the two ranks of a site.
     parameters = sum(

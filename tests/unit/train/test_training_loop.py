@@ -36,6 +36,8 @@ FACTS = RunFacts(
 class CountingRuntime:
     """The state is the number of steps done; hooks stand for what happens during a step."""
 
+    sequences = BATCH
+
     def __init__(self):
         self.batches = []
         self.evaluated = []
@@ -146,7 +148,7 @@ def loop_of(runtime, checkpoints=None, **changes):
             save=lambda _, step, state, metadata: checkpoints.save(step, state, metadata),
             writer=Lines(),
             directory=None,
-            progress=Progress(console, STEPS, 0),
+            progress=Progress(console, STEPS, 0, 0, STEPS * BATCH),
             watchdog=watchdog,
             stop_signals=stop,
             log=console.print,
