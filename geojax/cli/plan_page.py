@@ -175,6 +175,8 @@ class ConfigPage:
             step = PredictedStep(own.layout, prediction)
             console.print(plan_tables.own_time(prediction))
             console.print(plan_tables.pace(sizes, prediction, self._command.tokens))
+        if own.ramp_line is not None:
+            console.print(own.ramp_line)
         self._title("What crosses the link?")
         own.print_crossing(console)
         self._figures |= own.to_json() | {"step": None if step is None else step.to_json()}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from geojax.planner.memory import TracedStep
     from geojax.planner.memory_phases import StepMemory
     from geojax.step.plan import StepPlan
+    from geojax.step.resolved import SmallerStep
 
 _UNITS = {"T": 10**12, "G": 10**9, "M": 10**6, "k": 10**3, "": 1}
 _LOG = "geojax train will log:"
@@ -35,6 +36,8 @@ class OwnStep(NamedTuple):
     """Table and lines of what is sent."""
     sent_bytes: dict[str, float]
     """Bytes that a device sends in a step, by the mesh axes that they cross."""
+    ramp: "tuple[SmallerStep, ...]"
+    """The steps of smaller batches."""
 
     @classmethod
     def of(cls, config: "RunConfig") -> "OwnStep":
@@ -63,6 +66,22 @@ class OwnStep(NamedTuple):
                 f"{topology.accelerators} accelerators; a mesh of as many would do"
             )
         return predict_run(config, topology, self.layout, calibration)
+
+    @property
+    def ramp_line(self) -> str | None:
+        """Note on the steps of `batch.ramp`; None without one."""
+        if not self.ramp:
+            return None
+        sizes = self.config.batch.sizes
+        *_, full = sizes.phases()
+        line = f"batch.ramp: of the full batch, which comes after {sizes.step_of(full.first)} steps"
+        first, last = self.ramp[0], self.ramp[-1]
+        if first.seconds is None or last.seconds is None:
+            return line
+        return (
+            f"{line}; steps of {first.global_batch_size} to {last.global_batch_size} sequences "
+            f"take {first.seconds.value:.3g} to {last.seconds.value:.3g} s"
+        )
 
     def print_fit(self, console: Console) -> None:
         """Say if the step fits, and tabulate the memory of a device."""
@@ -100,6 +119,7 @@ class OwnStep(NamedTuple):
 def _of_program(config: "RunConfig") -> OwnStep:
     """Trace the step of one program that spans all sites."""
     from geojax.planner.resolve.link_plan import link_lines
+    from geojax.planner.resolve.ramp import order_in_ticks, smaller_steps
     from geojax.planner.resolve.run_layout import planned_layout
     from geojax.planner.resolve.traced_run import trace_run
 
@@ -120,12 +140,14 @@ def _of_program(config: "RunConfig") -> OwnStep:
         (_on_every_stage(step),) if step.unneeded_bytes else (),
         tuple(crossing),
         {" x ".join(axes): float(sent) for axes, sent in step.traffic.by_axes.items()},
+        smaller_steps(config, order_in_ticks(step.plan)),
     )
 
 
 def _of_site(config: "RunConfig") -> OwnStep:
     """Trace the programs of a site that has a runtime of its own."""
     from geojax.models import parameter_count
+    from geojax.planner.resolve.ramp import order_by_events, smaller_steps
     from geojax.planner.resolve.run_layout import layout_of_run
     from geojax.planner.resolve.run_memory import island_memory, offered_bytes
     from geojax.planner.resolve.traced_run import accelerator_of_run
@@ -163,6 +185,7 @@ def _of_site(config: "RunConfig") -> OwnStep:
             "site for staging",
         ),
         {"dc": sent / plan.mesh.size},
+        smaller_steps(config, order_by_events(config)),
     )
 
 

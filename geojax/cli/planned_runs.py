@@ -4,8 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pydantic
 import yaml
 
+from geojax.config.layout_sections import BatchSettings, RampSettings
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.planner.resolve.run_layout import run_settings
@@ -52,6 +54,10 @@ class PlannedRuns:
         """Without a `config` to keep the rest of, the rest is that of `new_run`."""
         self._request, self._new_run, self._config = request, new_run, config
         self._known: dict[LayoutCandidate, Traced] = {}
+
+    @property
+    def _ramp(self) -> RampSettings | None:
+        return None if self._config is None else self._config.batch.ramp
 
     def traced(self, candidate: "Candidate") -> Traced:
         """Trace the memory of a layout, and compare it with the closed form."""
@@ -112,9 +118,12 @@ class PlannedRuns:
             f"# predicted by geojax plan: {chosen.seconds:.3g} s a step, "
             f"{quantity(chosen.memory.bytes, 'B')} a device",
         ]
+        content = self._content(chosen)
+        if self._ramp is not None and content["batch"].get("ramp") is None:
+            lines.append("# batch.ramp is left out: its sizes are no whole microbatches here.")
         if self._config is None:
             lines.append("# Replace data by your own text (geojax data prepare).")
-        text = yaml.safe_dump(self._content(chosen), sort_keys=False)
+        text = yaml.safe_dump(content, sort_keys=False)
         try:
             path.write_text("\n".join([*lines, text]), encoding="utf-8")
         except OSError as error:
@@ -124,12 +133,24 @@ class PlannedRuns:
     def _content(self, candidate: "Candidate") -> dict[str, Any]:
         layout = candidate.layout
         settings = run_settings(layout)
+        if self._ramp is not None:
+            settings["batch"] = _with_ramp(settings["batch"], self._ramp)
         kept = self._new_run
         if self._config is not None:
             kept = self._config.model_dump(mode="json", exclude_unset=True, exclude={"pipeline"})
         if layout.dc.join == "islands" and kept.get("simulate_devices") is not None:
             settings["simulate_devices"] = layout.devices_per_site[0]  # one process in each site
         return {**kept, **settings}
+
+
+def _with_ramp(batch: Mapping[str, Any], ramp: RampSettings) -> Mapping[str, Any]:
+    """Return the settings of a batch with a ramp, if that has whole microbatches there."""
+    ramped = {**batch, "ramp": ramp.model_dump()}
+    try:
+        BatchSettings.model_validate(ramped)
+    except pydantic.ValidationError:
+        return batch
+    return ramped
 
 
 def _listed(sizes: Iterable[float]) -> str:

@@ -147,35 +147,27 @@ class BatchSettings(Settings):
         ramp, full = self.ramp, self.global_batch_size
         if ramp is None or full % self.microbatches:  # the layout says what would divide
             return self
-        share, growth = full // self.microbatches, full - ramp.start
-        given = f"batch.ramp from {ramp.start} sequences by {ramp.increment}"
+        given = f"ramp from {ramp.start} sequences by {ramp.increment}"
         if self.microbatches == 1:
             raise ValueError(
                 f"{given} requires batch.microbatches of 2 or more: their number grows, and their "
                 "sequences stay. Raise batch.microbatches, or remove ramp"
             )
-        if growth > 0 and not (
-            ramp.start % share or ramp.increment % share or growth % ramp.increment
-        ):
-            if growth // ramp.increment > _MOST_SIZES:
-                raise ValueError(
-                    f"{given} has {growth // ramp.increment} sizes, and each is a program of its "
-                    f"own; an increment of {_increment(growth, share, growth // _MOST_SIZES)} has "
-                    f"at most {_MOST_SIZES}"
-                )
-            return self
-        start = min(max(ramp.start // share * share, share), full - share)
-        increment = _increment(full - start, share, ramp.increment)
-        raise ValueError(
-            f"{given} does not lead to global_batch_size={full} in steps of whole microbatches, "
-            f"{share} sequences each; from {start} by {increment} does"
-        )
-
-
-def _increment(growth: int, share: int, wanted: int) -> int:
-    """Return the least increment from `wanted` on that divides the growth in whole shares."""
-    counts = (count for count in range(1, growth // share + 1) if growth // share % count == 0)
-    return next((share * count for count in counts if share * count >= wanted), growth)
+        share, growth = full // self.microbatches, full - ramp.start
+        is_whole = ramp.start % share == ramp.increment % share == growth % ramp.increment == 0
+        if growth <= 0 or not is_whole:
+            increment = min(max(round(ramp.increment / share), 1) * share, full - share)
+            count = max(min(round(growth / increment), (full - share) // increment), 1)
+            raise ValueError(
+                f"{given} does not lead to global_batch_size={full} in whole microbatches of "
+                f"{share} sequences; from {full - count * increment} by {increment} would"
+            )
+        if (count := growth // ramp.increment) > _MOST_SIZES:
+            raise ValueError(
+                f"{given} has {count} sizes before global_batch_size={full}, and each is a program "
+                f"of its own; up to {_MOST_SIZES} would work, with a larger increment"
+            )
+        return self
 
 
 class CommunicationSettings(Settings):

@@ -8,19 +8,21 @@ from geojax.errors import UserError
 from geojax.pipeline.schedule import Schedule, TickTable
 from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, within_memory
 from geojax.planner.resolve.run_prediction import step_figure
+from geojax.planner.resolve.run_stages import chosen_layers
+from geojax.planner.resolve.site_schedule import event_schedule
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import PipelineOrder, SmallerStep
 
+Order = Callable[[RunConfig], Schedule | TickTable]
+"""Function that returns the order of the stages' work in a run with another batch."""
 
-def smaller_steps(
-    config: RunConfig, order: Callable[[RunConfig], Schedule | TickTable] | None
-) -> tuple[SmallerStep, ...]:
+
+def smaller_steps(config: RunConfig, order: Order | None) -> tuple[SmallerStep, ...]:
     """Resolve the steps of `batch.ramp`, ascending; () without one.
 
     Args:
         config: the run.
-        order: returns the order of the stages' work in the run with another batch; None: there is
-            no pipeline.
+        order: that of a batch; None: there is no pipeline.
 
     Raises:
         UserError: the schedule cannot take the microbatches of a size.
@@ -39,23 +41,33 @@ def smaller_steps(
     return tuple(steps)
 
 
-def ticks_of_size(config: RunConfig, plan: StepPlan) -> TickTable:
-    """Return the ticks of a run with a smaller batch than that of its plan.
+def order_in_ticks(plan: StepPlan) -> Order | None:
+    """Return the function that orders the stages of one program for a smaller batch than its plan.
 
-    Args:
-        config: the run with that batch.
-        plan: the step of the full batch, which has settled layers, ticks of hops and the head.
-
-    Raises:
-        UserError: the schedule cannot take so few microbatches, or keep within its memory.
+    Layers, ticks of hops and the head are those of the plan. None: there is no pipeline.
     """
     staged, program = plan.staged_layers, plan.tick_program
-    assert staged is not None, "ticks are those of a pipeline"
-    assert program is not None, "a pipeline in one program has ticks"
-    config = config.changed(pipeline=plan.layout.pipeline)
-    table = choose_hop_ticks(config, staged).table
-    layout = plan.layout.of_batch(config.batch.global_batch_size)
-    sized = dataclasses.replace(plan, layout=layout, tick_program=program.of_table(table))
-    made = within_memory(config, sized).tick_program
-    assert made is not None, "a pipeline keeps its ticks"
-    return made.ticks
+    if staged is None or program is None:
+        return None
+
+    def order(sized: RunConfig) -> TickTable:
+        sized = sized.changed(pipeline=plan.layout.pipeline)
+        layout = plan.layout.of_batch(sized.batch.global_batch_size)
+        ticks = program.of_table(choose_hop_ticks(sized, staged).table)
+        made = within_memory(sized, dataclasses.replace(plan, layout=layout, tick_program=ticks))
+        assert made.tick_program is not None, "a pipeline keeps its ticks"
+        return made.tick_program.ticks
+
+    return order
+
+
+def order_by_events(config: RunConfig) -> Order | None:
+    """Return the function that orders the stages of islands for a smaller batch, on their layers.
+
+    None: the sites are no stages.
+    """
+    staged = chosen_layers(config)
+    if staged is None:
+        return None
+    layers = staged.layers_per_chunk
+    return lambda sized: event_schedule(sized.changed(pipeline={"layers": layers}))

@@ -1,6 +1,5 @@
 """A run's config resolved into a `Step`, once: every choice made, and what is expected of it."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
@@ -12,14 +11,13 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.mesh import make_mesh
 from geojax.models.flops import model_flops
-from geojax.pipeline.schedule import Schedule, TickTable
 from geojax.planner.memory import TracedStep
 from geojax.planner.resolve.changed_links import planned_for
 from geojax.planner.resolve.choices import chunks_of_run, resolved_plan, settled
 from geojax.planner.resolve.link_plan import link_lines
 from geojax.planner.resolve.pipeline_plan import costs_of_stages
 from geojax.planner.resolve.preflight import Preflight, preflight
-from geojax.planner.resolve.ramp import smaller_steps, ticks_of_size
+from geojax.planner.resolve.ramp import Order, order_by_events, order_in_ticks, smaller_steps
 from geojax.planner.resolve.run_prediction import step_figure
 from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.planner.resolve.site_schedule import event_schedule, site_work
@@ -85,9 +83,8 @@ class _Made(NamedTuple):
     sites: tuple[IslandWork, ...]
     notes: Sequence[str]
     traced: TracedStep | None
-    order: Callable[[RunConfig], Schedule | TickTable] | None = None
-    """Function that returns the order of stages in the run with a smaller batch; None: there are
-    no stages."""
+    order: Order | None = None
+    """The order of the stages' work in the run with another batch; None: there is no pipeline."""
 
 
 def _program(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
@@ -97,12 +94,9 @@ def _program(config: RunConfig, devices: Sequence[jax.Device]) -> _Made:
     else:  # of a machine that this one is not: what it would need is worth knowing
         mesh = abstract_run_mesh(config)
     plan = resolved_plan(config, mesh)
-    pipeline = order = None
-    if plan.tick_program is not None:
-        pipeline = PipelineOrder.of(plan.tick_program.ticks)
-        order = functools.partial(ticks_of_size, plan=plan)
+    pipeline = None if plan.tick_program is None else PipelineOrder.of(plan.tick_program.ticks)
     traced = trace_plan(config, plan) if config.mesh.dc > 1 or _has_memory(devices) else None
-    return _Made(plan.layout, pipeline, (), link_lines(config, plan), traced, order)
+    return _Made(plan.layout, pipeline, (), link_lines(config, plan), traced, order_in_ticks(plan))
 
 
 def _islands(config: RunConfig, sites: Sequence[Devices]) -> _Made:
@@ -126,12 +120,8 @@ def _islands(config: RunConfig, sites: Sequence[Devices]) -> _Made:
     except UserError as unknown:
         notes = [f"pipeline over dc: made without times: {unknown.problem}"]
     layout = _settled(with_layers(layout, staged.layers_per_chunk), 1)
-
-    def order(sized: RunConfig) -> Schedule:
-        return event_schedule(sized.changed(pipeline=layout.pipeline))
-
     made = PipelineOrder.of(event_schedule(config))
-    return _Made(layout, made, (), notes, None, order)
+    return _Made(layout, made, (), notes, None, order_by_events(config))
 
 
 def _settled(layout: Layout, bucket_layers: int) -> Layout:
