@@ -36,7 +36,8 @@ class LayoutCandidate(Layout):
     @classmethod
     def of(cls, layout: Layout) -> Self:
         """Return the candidate that is `layout`, of a step of the full batch."""
-        layout = layout.of_batch(layout.batch.global_batch_size)
+        if layout.batch.ramp is not None:
+            layout = layout.of_batch(layout.batch.global_batch_size)
         sections = {name: getattr(layout, name) for name in Layout.model_fields}
         return cls.model_construct(set(sections), **sections)
 

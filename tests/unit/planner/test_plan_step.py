@@ -47,6 +47,31 @@ def test_what_is_not_known_is_said_in_its_line(capsys):
     assert re.search(r"^data +\S+ MB$", out, re.MULTILINE)
 
 
+def test_a_ramp_is_a_line_with_the_times_of_its_ends(capsys):
+    ramp = "{start: 32, increment: 32, sequences: 1000}"
+    batch = f"{{global_batch_size: 128, sequence_length: 8192, microbatches: 8, ramp: {ramp}}}"
+    out = printed(capsys, H100_CONFIG, "--model.num_hidden_layers", "4", "--batch", batch)
+    line = re.search(r"^batch.ramp: .*", out, re.MULTILINE).group()
+    expected = r"batch.ramp: of the full batch, which comes after (\d+) steps; steps of 32 to 96 "
+    steps, first, last = re.fullmatch(expected + r"sequences take (\S+) to (\S+) s", line).groups()
+    assert int(steps) == 11 + 5 + 4
+    whole = float(re.search(r"and why\?\n(\S+) s", out).group(1))
+    assert 0 < float(first) < float(last) < whole
+
+
+def test_a_schedule_that_refuses_a_size_of_the_ramp_names_it(capsys):
+    stages = ("--mesh.stage=4", "--mesh.data=1", "--model.num_hidden_layers=8")
+    schedule = "--pipeline={schedule: interleaved, virtual_stages: 2}"
+    batch = (
+        "--batch={global_batch_size: 64, sequence_length: 64, microbatches: 8, "
+        "ramp: {start: 16, increment: 16, sequences: 100}}"
+    )
+    assert run(["plan", QUICKSTART, *stages, schedule, batch, "--rows", "0"]) == 2
+    message = capsys.readouterr().err
+    assert "batch.ramp: a batch of 16 sequences has 2 microbatches in a pipeline: 2" in message
+    assert message.endswith("take 4 at least\n")
+
+
 def test_times_are_named_by_their_source(capsys, tmp_path):
     figures = tmp_path / "figures.json"
     out = printed(capsys, H100_CONFIG, "--model.num_hidden_layers", "4", "--json", str(figures))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geojax.config.layout import Layout
+from geojax.config.layout_sections import BatchSettings
 from geojax.errors import UserError
 from geojax.pipeline.registry import SCHEDULES, schedule_entry
 from geojax.pipeline.simulation.costs import Costs
@@ -18,6 +19,7 @@ from geojax.step.resolved import (
     Origin,
     PipelineOrder,
     RuntimeDevices,
+    SmallerStep,
     Step,
 )
 from geojax.step.step_file import read_step, write_step
@@ -92,12 +94,37 @@ STEPS = st.builds(
 )
 
 
+RAMP = {"start": 16, "increment": 16, "sequences": 99}
+
+
+@st.composite
+def ramped_steps(draw):
+    """A step of a layout with a ramp, with an order of the stages at each size, or none."""
+    batch = {"global_batch_size": 64, "sequence_length": 8, "microbatches": 4, "ramp": RAMP}
+    step, has_stages = draw(STEPS), draw(st.booleans())
+    placement = schedule_entry("1f1b").placement([2], 1)
+    smaller = [
+        SmallerStep(
+            global_batch_size=size,
+            pipeline=(
+                PipelineOrder.of(tick_table("1f1b", placement, size // 16, (1,)))
+                if has_stages
+                else None
+            ),
+            seconds=draw(st.none() | FIGURES),
+        )
+        for size in (16, 32, 48)
+    ]
+    layout = step.layout.model_copy(update={"batch": BatchSettings.model_validate(batch)})
+    return step.model_copy(update={"layout": layout, "ramp": tuple(smaller)})
+
+
 @pytest.mark.parametrize("text", ["0E0", "1e-3", "-2E+5", "3"])
 def test_text_that_looks_like_a_number_stays_text(text):
     assert parse(yaml.dump({"line": text}, Dumper=Dumper)) == {"line": text}
 
 
-@given(STEPS)
+@given(STEPS | ramped_steps())
 def test_a_step_is_read_as_it_was_written(tmp_path_factory, step):
     path = tmp_path_factory.mktemp("run") / "step.yaml"
     assert write_step(step, path) is None
@@ -155,3 +182,35 @@ def test_differences_are_named_by_their_keys():
     other = ORIGIN.model_copy(update={"geojax": "2", "config": {"steps": 4, "model": {"a": 1}}})
     assert ORIGIN.differences(other) == ["geojax", "steps"]
     assert ORIGIN.differences(ORIGIN) == []
+
+
+@given(ramped_steps())
+def test_a_step_of_a_size_has_its_order_and_microbatches(step):
+    assert step.of_batch(64) is step
+    for size, smaller in zip((16, 32, 48), step.ramp, strict=True):
+        sized = step.of_batch(size)
+        batch = sized.layout.batch
+        assert (batch.global_batch_size, batch.microbatches, batch.ramp) == (size, size // 16, None)
+        assert (sized.pipeline, sized.seconds, sized.ramp) == (
+            smaller.pipeline,
+            smaller.seconds,
+            (),
+        )
+        assert all(work.held_microbatches <= size // 16 for work in sized.sites)
+        # What is not the batch is that of the full one.
+        assert sized.layout.changed(batch=step.layout.batch) == step.layout
+        Step.model_validate(sized.model_dump())
+
+
+def test_a_ramp_of_other_sizes_or_orders_is_refused():
+    batch = {"global_batch_size": 64, "sequence_length": 8, "microbatches": 4, "ramp": RAMP}
+    layout = Layout.model_validate({"batch": batch})
+    smaller = [SmallerStep(global_batch_size=size) for size in (16, 32, 48)]
+    Step(layout=layout, ramp=smaller, origin=ORIGIN)
+    with pytest.raises(ValueError, match=r"ramp has other sizes than layout\.batch"):
+        Step(layout=layout, ramp=smaller[1:], origin=ORIGIN)
+    placement = schedule_entry("1f1b").placement([2], 1)
+    order = PipelineOrder.of(tick_table("1f1b", placement, 4, (1,)))
+    wrong = [smaller[0].model_copy(update={"pipeline": order}), *smaller[1:]]
+    with pytest.raises(ValueError, match="has not the microbatches of its size"):
+        Step(layout=layout, ramp=wrong, origin=ORIGIN)

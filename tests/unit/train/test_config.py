@@ -1,5 +1,10 @@
-import pytest
+import re
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from geojax.config.layout_sections import BatchSettings
 from geojax.config.pipeline_settings import PipelineSettings, check_stages
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
@@ -86,6 +91,39 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
                 "--zero.across_sites=true",
             ),
             "communication.gradient_compression=bf16 requires zero.across_sites=false",
+        ),
+        (
+            ("--batch.ramp={start: 2, increment: 2, sequences: 64}",),
+            "ramp from 2 sequences by 2 requires batch.microbatches of 2 or more",
+        ),
+        (
+            (
+                "--batch.microbatches=4",
+                "--batch.ramp={start: 3, increment: 2, sequences: 64}",
+            ),
+            "in whole microbatches of 2 sequences; from 4 by 2 would",
+        ),
+        (
+            (
+                "--batch.microbatches=4",
+                "--batch.ramp={start: 8, increment: 2, sequences: 64}",
+            ),
+            "does not lead to global_batch_size=8 in whole microbatches of 2 sequences; from 6 by",
+        ),
+        (
+            (
+                "--batch={global_batch_size: 512, sequence_length: 64, microbatches: 512, "
+                "ramp: {start: 1, increment: 1, sequences: 64}}",
+            ),
+            "has 511 sizes before global_batch_size=512, and each is a program of its own; up to",
+        ),
+        (
+            (
+                *("--mesh.dc=6", "--dc.role=stage", "--model.max_position_embeddings=64"),
+                "--batch={global_batch_size: 2048, sequence_length: 64, microbatches: 2048, "
+                "ramp: {start: 8, increment: 8, sequences: 64}}",
+            ),
+            "sizes of batch.ramp have 261120 microbatches together, and schedules for 6 chunks",
         ),
         (("--mesh.tensor", "3"), "tensor can be"),
         (("--mesh.context", "3"), "sequence"),
@@ -252,3 +290,28 @@ def test_a_url_as_run_directory_is_refused(tmp_path, url):
     with pytest.raises(UserError, match="is a URL; give the path of a file system") as refusal:
         load(tmp_path, MINIMAL, "--run_directory", url)
     assert "\n" not in str(refusal.value)
+
+
+@given(
+    share=st.integers(1, 6),
+    microbatches=st.integers(2, 40),
+    start=st.integers(1, 300),
+    increment=st.integers(1, 300),
+)
+def test_a_ramp_that_is_refused_names_one_that_works(share, microbatches, start, increment):
+    batch = {"global_batch_size": share * microbatches, "sequence_length": 8}
+    batch["microbatches"] = microbatches
+
+    def made(start, increment):
+        ramp = {"start": start, "increment": increment, "sequences": 50}
+        return BatchSettings.model_validate(batch | {"ramp": ramp})
+
+    try:
+        settings = made(start, increment)
+    except ValueError as error:
+        named = re.search(r"from (\d+) by (\d+) would", str(error))
+        settings = made(*map(int, named.groups()))
+    sizes = (*settings.sizes.smaller, settings.global_batch_size)
+    assert len(sizes) > 1
+    for size in sizes:
+        assert size == share * settings.microbatches_of(size)

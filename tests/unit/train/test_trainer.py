@@ -86,6 +86,38 @@ def test_a_run_goes_on_by_steps_of_the_callers_batches(config, tmp_path):
         jax.tree.map(np.testing.assert_array_equal, trainer.state.parameters, after)
 
 
+def test_a_growing_batch_goes_on_in_the_middle_of_its_ramp_on_another_mesh(config, tmp_path):
+    # Batches of 8, 8, 16 and 16 sequences.
+    ramp = {"start": 8, "increment": 8, "sequences": 16}
+    batch = config["batch"] | {"global_batch_size": 16, "microbatches": 2, "ramp": ramp}
+    settings = {"batch": batch, "mesh.data": 4}
+    whole, part = ({"run_directory": str(tmp_path / name)} for name in ("whole", "part"))
+    with geojax.Trainer(config, settings | whole) as trainer:
+        summary = trainer.fit()
+        assert (summary.compilations, trainer.consumed_sequences) == (2, 48)
+    first = {"steps": 1, "optimizer.decay_steps": 4, "mesh.dc": 4, "mesh.data": 2}
+    with geojax.Trainer(config, settings | part | first) as trainer:
+        trainer.fit()
+    said = []
+    with geojax.Trainer(config, settings | part, log=said.append) as trainer:
+        assert (trainer.step_number, trainer.consumed_sequences) == (1, 8)
+        batches = trainer.loader.iterate(8)
+        trainer.step(next(batches))  # still of 8 sequences
+        metrics = trainer.step(next(batches))  # of 16, which compiles their step
+        batches.close()
+        assert (trainer.runtime.sequences, trainer.consumed_sequences) == (16, 32)
+        assert trainer.fit().step == 4
+    assert sum("batch has 8 sequences, and grows by 8 to 16" in line for line in said) == 1
+    assert sum("step 2: the next batch has 16 of 16 sequences" in line for line in said) == 1
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").open()]
+    steps = [line for line in lines if "loss" in line]
+    assert [line["global_batch_size"] for line in steps] == [8, 8, 16, 16]
+    assert [line["consumed_sequences"] for line in steps] == [8, 16, 32, 48]
+    assert metrics["loss"] == pytest.approx(steps[2]["loss"], rel=1e-5)
+    lines = [json.loads(line) for line in (tmp_path / "part" / "metrics.jsonl").open()]
+    assert lines[-2]["loss"] == pytest.approx(steps[3]["loss"], rel=1e-5)
+
+
 def test_a_mistake_is_an_error_and_nothing_is_left_open(config, tmp_path):
     settings = {"run_directory": str(tmp_path / "run"), "mesh.dc": 4}
     with pytest.raises(UserError, match="global_batch_size=9 does not divide"):
