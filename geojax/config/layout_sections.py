@@ -142,6 +142,10 @@ class BatchSettings(Settings):
         """Return the microbatches of a batch of so many sequences, the full one or a smaller."""
         return sequences * self.microbatches // self.global_batch_size
 
+    def sequences_of(self, microbatches: int) -> int:
+        """Return the sequences of a batch of so many microbatches."""
+        return self.global_batch_size // self.microbatches * microbatches
+
     @pydantic.model_validator(mode="after")
     def _ramp_leads_to_the_batch(self) -> "BatchSettings":
         ramp, full = self.ramp, self.global_batch_size

@@ -90,8 +90,6 @@ class IslandRun:
     """Function that draws a recorded step beside the simulated one; None: nothing is drawn."""
     validation: SiteWalks
     """Walks of a full batch, which validate; `stages` where these are of a full batch too."""
-    sequences: int
-    """Sequences of a step's batch, over all sites."""
     parts: Sequence[TrainState]
     """The `LeafLayout` of each leaf of each site's part, as checkpoints have it."""
     table_sites: Sequence[int] = ()
@@ -139,8 +137,8 @@ class IslandRun:
             walked = before.stages.walks
             transports = [walk.transport for walk in before.stages.walks]
         validation = _walks(config, resolved, plan, transports, walked)
-        stages, sequences = validation, sequences or config.batch.global_batch_size
-        if sequences != config.batch.global_batch_size:
+        stages = validation
+        if sequences is not None and sequences != config.batch.global_batch_size:
             stages = _walks_of_batch(config, resolved, validation, plan.mesh, sequences)
         table_sites = []
         if is_stage:
@@ -163,12 +161,17 @@ class IslandRun:
             optimizer,
             draw_timeline,
             validation,
-            sequences,
             saved,
             table_sites,
             log,
             put,
         )
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of a step's batch, over all sites; a batch of validation is a full one."""
+        walked = self.stages.walks[0].programs.plan.layout.batch
+        return self.config.batch.sequences_of(walked.microbatches)
 
     def initial_state(self) -> SiteState:
         """Return the state before the first step, with random weights."""
@@ -363,7 +366,7 @@ class IslandRun:
         mesh = self.plan.mesh
         stages = _walks_of_batch(self.config, self.resolved, self.stages, mesh, sequences)
         sizes = of_all_stages(stages.link_bytes, mesh)
-        return dataclasses.replace(self, stages=stages, stage_bytes=sizes, sequences=sequences)
+        return dataclasses.replace(self, stages=stages, stage_bytes=sizes)
 
     def adopt(self, state: SiteState) -> SiteState:
         """Return the state of a run that this one was planned anew from."""
