@@ -399,9 +399,12 @@ def resized(
     # A process that compiles would reach the step's first collective long after the others.
     barrier("compiled", timeout_seconds)
     full = runtime.config.batch.global_batch_size
+    when = f"in {time.monotonic() - started:.1f} s"
+    if runtime.parts:
+        when = "in its first step"  # by islands
     log(
-        f"step {step}: the next batch has {sequences} of {full} sequences (batch.ramp); its step "
-        f"was made in {time.monotonic() - started:.1f} s"
+        f"step {step}: the next batch has {sequences} of {full} sequences (batch.ramp); compiled "
+        f"{when}"
     )
     return resized_runtime
 
