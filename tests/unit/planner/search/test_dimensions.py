@@ -68,7 +68,12 @@ WAYS = {
 }
 
 
-NOT_CHOSEN = {"batch.global_batch_size", "batch.sequence_length", "dc.timeline_step"}
+NOT_CHOSEN = {
+    "batch.global_batch_size",
+    "batch.sequence_length",
+    "batch.ramp",
+    "dc.timeline_step",
+}
 """Settings of a layout that are given, or choose nothing about it."""
 
 
