@@ -53,14 +53,16 @@ def _unjudged(*arguments: object) -> Any:
     return Preflight(MemoryVerdict())
 
 
-def _without_programs(cls: Any, config: Any, resolved: Any, plan: Any, **options: object) -> Any:
+def _without_programs(
+    cls: Any, config: Any, resolved: Any, plan: Any, *, sequences: int, **options: object
+) -> Any:
     """Lay a run's state out, and compile nothing."""
     from geojax.optim import make_optimizer
     from geojax.train.compiled_run import state_layouts
 
     optimizer = make_optimizer(config.optimizer, config.steps)
     layouts = state_layouts(config.model, optimizer, plan)
-    return cls(config, resolved, plan, layouts, optimizer, None)
+    return cls(config, resolved, plan, layouts, optimizer, None, sequences)
 
 
 def _read_weights(run: Any, weights: Any = None) -> NoReturn:
