@@ -24,6 +24,7 @@ from geojax.suggestions import listed, shortened
 if TYPE_CHECKING:
     from geojax.config.run_config import RunConfig
     from geojax.data import Batch, Corpus, Loader
+    from geojax.data.batch_ramp import BatchRamp
     from geojax.data.preview import BatchFigures, ShownSequence, SourceFigures
 
 _FOLDER_LENGTH, _FOLDER_BATCH = 1024, 64
@@ -81,7 +82,8 @@ class _Reading(NamedTuple):
 
     corpus: "Corpus"
     sequence_length: int
-    global_batch_size: int
+    sizes: "BatchRamp"
+    """Sequences in the batch of each step."""
     seed: int = 0
     steps: int | None = None
     vocab_size: int | None = None
@@ -157,6 +159,7 @@ def _folders(config: "RunConfig") -> list[Path]:
     return [
         source.prepared or open_standard_library(config.data, progress=True).folder
         for source in config.data.sources
+        if source.megatron is None
     ]
 
 
@@ -190,10 +193,11 @@ def _check_shards(folders: Sequence[Path], *, whole: bool) -> None:
 def _of_folder(command: ShowCommand, folder: Path) -> _Reading:
     """Read a folder as a run of it alone would."""
     from geojax.data import Corpus, Prepared, Source
+    from geojax.data.batch_ramp import BatchRamp
     from geojax.data.storage import TRAIN
 
     prepared = Prepared(folder)
-    tokens = len(prepared.stream(TRAIN))
+    tokens = prepared.token_count(TRAIN)
     if tokens < 2:
         raise UserError(
             f"{folder}: has no tokens to train on; a run's config that gives it weight 0 shows its "
@@ -201,7 +205,8 @@ def _of_folder(command: ShowCommand, folder: Path) -> _Reading:
         )
     length = command.sequence_length or min(_FOLDER_LENGTH, tokens - 1)
     sequences = max(1, min(_FOLDER_BATCH, (tokens - 1) // length))
-    return _Reading(Corpus((Source(folder.name, prepared, 1.0),)), length, sequences)
+    corpus = Corpus((Source(folder.name, prepared, 1.0),))
+    return _Reading(corpus, length, BatchRamp.constant(sequences))
 
 
 def _of_config(config: "RunConfig") -> _Reading:
@@ -211,7 +216,7 @@ def _of_config(config: "RunConfig") -> _Reading:
     return _Reading(
         Corpus.open(config.data, open_standard_library),
         config.batch.sequence_length,
-        config.batch.global_batch_size,
+        config.batch.sizes,
         config.seed,
         config.steps,
         config.model.vocab_size,
@@ -232,12 +237,14 @@ def _read(command: ShowCommand, reading: _Reading) -> "tuple[list[ShownSequence]
         validation_sequences,
     )
 
-    size, step = reading.global_batch_size, command.step
+    size, step = reading.sizes.full, command.step
     loader = Loader(
         reading.corpus,
         sequence_length=reading.sequence_length,
         global_batch_size=size,
         sequences=range(summarized_sequences(reading.sequence_length, size, command.sequences)),
+        ramp=reading.sizes,
+        total_sequences=_total_sequences(reading),
         seed=reading.seed,
         vocab_size=reading.vocab_size,
         validation_sequences=reading.validation_sequences,
@@ -279,19 +286,27 @@ def _print_json(reading: _Reading, sequences: "Sequence[ShownSequence]") -> None
 def _print_sources(reading: _Reading, console: Console) -> None:
     from geojax.data.preview import source_figures
 
-    steps = reading.steps
-    sequences = None if steps is None else steps * reading.global_batch_size
+    steps, sequences = reading.steps, _total_sequences(reading)
     sources = source_figures(reading.corpus, reading.sequence_length, sequences)
     console.print(_table(sources))
     for source in sources:
-        console.print(escaped(f"{source.name}: {source.folder}"), soft_wrap=True)
+        console.print(escaped(f"{source.name}: {source.text.place}"), soft_wrap=True)
     if steps is not None and sequences is not None:
         console.print(
-            f"{steps:,} steps of {reading.global_batch_size:,} sequences of "
+            f"{steps:,} steps of {_size_words(reading.sizes)} sequences of "
             f"{reading.sequence_length:,} tokens read "
             f"{quantity(sequences * reading.sequence_length)} tokens",
             soft_wrap=True,
         )
+
+
+def _total_sequences(reading: _Reading) -> int | None:
+    """Return the sequences that the whole run reads; None: its steps are not known."""
+    return None if reading.steps is None else reading.sizes.consumed_after(reading.steps)
+
+
+def _size_words(sizes: "BatchRamp") -> str:
+    return f"{sizes.start:,} to {sizes.full:,}" if sizes.smaller else f"{sizes.full:,}"
 
 
 def _table(sources: "Sequence[SourceFigures]") -> Table:
@@ -301,15 +316,16 @@ def _table(sources: "Sequence[SourceFigures]") -> Table:
         table.add_column(name, justify="right")
     table.add_column("chat")
     for source in sources:
+        bytes_per_token = source.text.bytes_per_token
         table.add_row(
             escaped(source.name),
-            f"{source.documents:,}",
+            f"{source.text.documents:,}",
             f"{source.tokens:,}",
             f"{100 * source.share:.3g}%",
             "-" if source.epochs is None else f"{source.epochs:.3g}",
             f"{source.validation_tokens:,}",
-            "-" if source.bytes_per_token is None else f"{source.bytes_per_token:.2f}",
-            "yes" if source.is_conversations else "no",
+            "-" if bytes_per_token is None else f"{bytes_per_token:.2f}",
+            "yes" if source.text.are_conversations else "no",
         )
     return table
 
@@ -327,14 +343,15 @@ def _print_sequences(
     if command.validation is not None:
         what = f"batch {command.step:,} of the validation set {command.validation}"
     console.print()
-    for figure in _summary(what, batch, batch_figures(batch), reading.global_batch_size):
+    size = reading.sizes.full
+    if command.validation is None:
+        size = reading.sizes.size_at(reading.sizes.consumed_after(command.step))
+    for figure in _summary(what, batch, batch_figures(batch), size):
         console.print(escaped(figure), soft_wrap=True)
     console.print()
     console.print(_LEGEND)
     texts = TokenTexts(reading.corpus.tokenizer)
-    totals = {
-        source.name: len(source.prepared.stream("train")) for source in reading.corpus.sources
-    }
+    totals = {source.name: source.text.token_count("train") for source in reading.corpus.sources}
     for sequence in sequences:
         console.print()
         console.print(escaped(_title(sequence, totals)), style="bold")

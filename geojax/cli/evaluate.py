@@ -146,7 +146,7 @@ def _open_texts(command: EvaluateCommand, run: "SavedRun") -> "list[Text]":
     else:
         texts = held_out_texts(run)
     require_tokenizer(texts, run.tokenizer)
-    verify([text.prepared for text in texts], progress=True)
+    verify([text.tokenized for text in texts], progress=True)
     return texts
 
 

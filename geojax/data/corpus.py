@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from geojax.data.settings import DataSettings, SourceSettings
+from geojax.data.megatron.megatron_text import MegatronText, check_files
+from geojax.data.settings import DataSettings, Order, SourceSettings
 from geojax.data.storage import TRAIN, Prepared, read_manifest
+from geojax.data.tokenized_text import TokenizedText
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
 
@@ -14,11 +16,13 @@ OpenBuiltin = Callable[[DataSettings, bool], Prepared]
 
 @dataclass(frozen=True)
 class Source:
-    """A prepared folder and its share of the training sequences."""
+    """A text and its share of the training sequences."""
 
     name: str
-    prepared: Prepared
+    text: TokenizedText
     weight: float
+    given_weight: float | None = None
+    """Weight in the settings, before all are divided by their sum; None: they have none."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Corpus:
     """Sources with one tokenizer; weights sum to 1."""
 
     sources: tuple[Source, ...]
+    order: Order = "geojax"
 
     @classmethod
     def open(
@@ -45,56 +50,60 @@ class Corpus:
             (source, _open(source, settings, builtin, progress)) for source in settings.sources
         ]
         first, reference = opened[0]
-        for source, prepared in opened[1:]:
-            if prepared.tokenizer.fingerprint != reference.tokenizer.fingerprint:
+        for source, text in opened[1:]:
+            if text.tokenizer.fingerprint != reference.tokenizer.fingerprint:
                 raise UserError(
                     f"sources '{first.name}' and '{source.name}' were prepared with different "
                     "tokenizers; prepare them together, or one with the other's tokenizer.json"
                 )
-        weights = [_weight(source, prepared) for source, prepared in opened]
-        for (source, prepared), weight in zip(opened, weights, strict=True):
-            if not len(prepared.stream(TRAIN)) and (weight or source.weight is None):
+        weights = [_weight(source, text) for source, text in opened]
+        for (source, text), weight in zip(opened, weights, strict=True):
+            if not text.token_count(TRAIN) and (weight or source.weight is None):
                 raise UserError(
-                    f"source '{source.name}': {prepared.folder} has no tokens to train on; "
-                    "give it weight 0 to use its validation set only"
+                    f"source '{source.name}' has no tokens to train on; give it weight 0 to use "
+                    "its validation set only"
                 )
         total = sum(weights)
-        return cls(
-            tuple(
-                Source(source.name, prepared, weight / total)
-                for (source, prepared), weight in zip(opened, weights, strict=True)
-            )
+        sources = tuple(
+            Source(source.name, text, weight / total, source.weight)
+            for (source, text), weight in zip(opened, weights, strict=True)
         )
+        return cls(sources, settings.order)
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of every source."""
-        return self.sources[0].prepared.tokenizer
+        return self.sources[0].text.tokenizer
 
     @property
     def contents(self) -> dict[str, str]:
         """A hash of what each source holds, equal wherever it was prepared."""
-        return {source.name: source.prepared.fingerprint for source in self.sources}
+        return {source.name: source.text.fingerprint for source in self.sources}
 
 
 def check_sources(settings: DataSettings) -> None:
-    """Look for the prepared folders and the tokenizer, and read no more than their manifests.
+    """Look for the sources and the tokenizer, and read no more than manifests and headers.
 
     Raises:
-        UserError: one is missing or not prepared.
+        UserError: one is missing, not prepared, or no file of Megatron-LM's.
     """
     for source in settings.sources:
         if source.prepared is not None:
             read_manifest(source.prepared)
+        if source.megatron is not None:
+            check_files(source.megatron)
     if settings.tokenizer is not None:
         Tokenizer.load(settings.tokenizer)
 
 
 def _open(
     source: SourceSettings, settings: DataSettings, builtin: OpenBuiltin | None, progress: bool
-) -> Prepared:
+) -> TokenizedText:
     if source.prepared is not None:
         return Prepared(source.prepared)
+    if source.megatron is not None:
+        assert settings.tokenizer is not None, "settings refuse the source without a tokenizer"
+        return MegatronText(source.megatron, settings.tokenizer, source.split)
     if builtin is None:
         raise UserError(
             f"data.sources: '{source.name}' is builtin, and nothing here prepares it; prepared: "
@@ -103,5 +112,5 @@ def _open(
     return builtin(settings, progress)
 
 
-def _weight(source: SourceSettings, prepared: Prepared) -> float:
-    return len(prepared.stream(TRAIN)) if source.weight is None else source.weight
+def _weight(source: SourceSettings, text: TokenizedText) -> float:
+    return text.token_count(TRAIN) if source.weight is None else source.weight

@@ -1,13 +1,22 @@
 """Inspection of prepared folders for a person: all damage at once, with nothing remembered."""
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from geojax.data.progress import work_progress
-from geojax.data.storage import Manifest, Prepared, Shard, Split, open_stream, read_manifest
-from geojax.data.verification import check_ends, compare_checksum
+from geojax.data.storage import (
+    Manifest,
+    Prepared,
+    Shard,
+    Split,
+    StoredShard,
+    open_stream,
+    read_manifest,
+)
+from geojax.data.verification import compare_checksum
 from geojax.errors import UserError
 
 
@@ -45,12 +54,13 @@ def inspect_folders(folders: Sequence[Path], *, whole: bool, progress: bool = Fa
             with _collected(problems):
                 stream = open_stream(folder, manifest, Split(documents=0, shards=(shard,)))
                 if whole:
-                    compare_checksum(stream, 0, shard, folder, advance)
+                    blocks = functools.partial(stream.blocks, 0)
+                    compare_checksum(StoredShard(folder / shard.file, shard, blocks), advance)
                 else:
                     next(stream.blocks(0, 1))
     for folder in {folder: None for folder, _, _ in listed} if whole else ():
         with _collected(problems):
-            check_ends(Prepared(folder))
+            Prepared(folder).check_ends()
     return Inspection(len(listed), total, tuple(dict.fromkeys(problems)))
 
 

@@ -3,7 +3,8 @@
 Sample i of a source is the window of S + 1 tokens from token i * S on, for sequences of S tokens.
 Grain shuffles each source's samples anew in every epoch and takes sequences from the sources in
 proportion to their weights. Both depend on the sequence's number alone, so that the state is the
-number of sequences consumed, whatever the size of the batches.
+number of sequences consumed, whatever the size of the batches. A corpus whose order is `megatron`
+has the samples of Megatron-LM (`geojax.data.megatron.blend`), which depend on the run's length too.
 """
 
 import contextlib
@@ -11,15 +12,16 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from geojax.data.batch_ramp import BatchPhase, BatchRamp
-from geojax.data.corpus import Corpus
-from geojax.data.packing import Batch
+from geojax.data.corpus import Corpus, Source
+from geojax.data.megatron.blend import megatron_blend
+from geojax.data.packing import Batch, Window
 from geojax.data.storage import TRAIN, VALIDATION
-from geojax.data.windows import SequenceWindows, batches_in_order, collate
+from geojax.data.windows import SequenceOrigin, SequenceWindows, batches_in_order, collate
 from geojax.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,15 +31,17 @@ _MOST_WINDOWS = 2**32
 """Most windows of a source, since Grain's shuffle permutes 32-bit numbers."""
 
 
-class SequenceOrigin(NamedTuple):
-    """The origin of a training sequence."""
+class Blend(Protocol):
+    """Windows of a run's sequences by their numbers."""
 
-    number: int
-    """Number of the sequence in the run."""
-    source: str
-    """Name of its source."""
-    start: int
-    """Number of the source's training token that it begins with."""
+    def __len__(self) -> int:
+        """Return the number of sequences."""
+
+    def __getitem__(self, index: int) -> Window:
+        """Read a sequence."""
+
+    def origin(self, number: int) -> SequenceOrigin:
+        """Return the origin of a sequence."""
 
 
 class Loader:
@@ -58,6 +62,7 @@ class Loader:
         seed: int = 0,
         vocab_size: int | None = None,
         validation_sequences: int = 256,
+        total_sequences: int | None = None,
         threads: int = 2,
         prefetch: int = 8,
     ) -> None:
@@ -73,11 +78,14 @@ class Loader:
             seed: seed of the shuffling.
             vocab_size: the model's vocabulary, to be checked against the tokenizer's.
             validation_sequences: most sequences of each validation set to read.
+            total_sequences: sequences that the whole run takes, on which Megatron-LM's order
+                depends; None: unknown, for a corpus in geojax's order.
             threads: number of threads that read ahead in `iterate`.
             prefetch: number of batches that they keep ready.
 
         Raises:
-            UserError: the model's vocabulary is too small, or a source is shorter than a sequence.
+            UserError: the model's vocabulary is too small, a source is shorter than a sequence, or
+                Megatron-LM has no order of these sources.
         """
         sequences = range(global_batch_size) if sequences is None else sequences
         assert len(sequences), "a process must need at least one sequence"
@@ -104,11 +112,12 @@ class Loader:
         self._read_options = grain.ReadOptions(
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads)
         )
-        self._blend = _blend(corpus, sequence_length, seed)
+        self._total_sequences = total_sequences if corpus.order == "megatron" else None
+        self._blend = self._open_blend()
         self._held_out = {
-            source.name: SequenceWindows(source.prepared, VALIDATION, sequence_length)
+            source.name: SequenceWindows(source.text, VALIDATION, sequence_length)
             for source in corpus.sources
-            if len(source.prepared.stream(VALIDATION)) > 1
+            if source.text.token_count(VALIDATION) > 1
         }
 
     @property
@@ -118,11 +127,27 @@ class Loader:
             "sequence_length": self.sequence_length,
             "seed": self.seed,
             "sources": [
-                [source.name, source.weight, source.prepared.fingerprint]
+                [source.name, source.weight, source.text.fingerprint]
                 for source in self.corpus.sources
             ],
         }
+        if self.corpus.order == "megatron":
+            given = [source.given_weight for source in self.corpus.sources]
+            identity["megatron"] = [self._total_sequences, given]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+
+    def _open_blend(self) -> Blend:
+        """Open the training sequences in the corpus's order."""
+        sources = [source for source in self.corpus.sources if source.weight > 0]
+        if self.corpus.order == "geojax":
+            return _blend(sources, self.sequence_length, self.seed)
+        assert self._total_sequences is not None, "Megatron-LM's order needs the run's length"
+        return megatron_blend(
+            sources,
+            sequence_length=self.sequence_length,
+            total_sequences=self._total_sequences,
+            seed=self.seed,
+        )
 
     def batch(self, step: int) -> Batch:
         """Return this process's sequences of the batch at `step` (from 0) of a run from scratch."""
@@ -133,6 +158,10 @@ class Loader:
         phase = self._phase_of(step)
         rows = self.ramp.share(phase.size, self.sequences.tolist())
         return [self._blend.origin(phase.first + row) for row in rows]
+
+    def begins_document(self, number: int) -> bool:
+        """Return whether a sequence of the run begins with a document's beginning."""
+        return bool(self._blend[number].begins[0])
 
     def _phase_of(self, step: int) -> BatchPhase:
         """Return the phase that begins with the batch at `step`."""
@@ -184,7 +213,7 @@ class Loader:
 class _Share:
     """Sequences of the blend that this process needs in a phase, step after step."""
 
-    def __init__(self, blend: "_Blend", phase: BatchPhase, sequences: np.ndarray) -> None:
+    def __init__(self, blend: Blend, phase: BatchPhase, sequences: np.ndarray) -> None:
         self._blend, self._phase = blend, phase
         self._sequences = sequences.tolist()
 
@@ -200,8 +229,8 @@ class _Share:
         return self._blend[first + self._sequences[position]]
 
 
-class _Blend:
-    """Windows of all sources, of which element n is the n-th sequence of a run."""
+class _ShuffledBlend:
+    """Windows of all sources, each shuffled anew in every epoch."""
 
     def __init__(self, order: "grain.MapDataset", windows: Mapping[str, SequenceWindows]) -> None:
         """Take the windows of each source, and their order: a source and the number of a window."""
@@ -210,8 +239,8 @@ class _Blend:
     def __len__(self) -> int:
         return len(self._order)
 
-    def __getitem__(self, number: int) -> Window:
-        source, window = self._order[number]
+    def __getitem__(self, index: int) -> Window:
+        source, window = self._order[index]
         return self._windows[source][window]
 
     def origin(self, number: int) -> SequenceOrigin:
@@ -220,17 +249,16 @@ class _Blend:
         return SequenceOrigin(number, source, self._windows[source].start(window))
 
 
-def _blend(corpus: Corpus, sequence_length: int, seed: int) -> _Blend:
+def _blend(sources: Sequence[Source], sequence_length: int, seed: int) -> _ShuffledBlend:
     """Blend the sources without end; element n is the n-th sequence of a run."""
     import grain
 
-    sources = [source for source in corpus.sources if source.weight > 0]
     endless, windows_of = [], {}
     for source in sources:
-        windows = SequenceWindows(source.prepared, TRAIN, sequence_length)
+        windows = SequenceWindows(source.text, TRAIN, sequence_length)
         if not len(windows):
             raise UserError(
-                f"source '{source.name}' has {len(source.prepared.stream(TRAIN)):,} tokens to "
+                f"source '{source.name}' has {source.text.token_count(TRAIN):,} tokens to "
                 f"train on, too few for a sequence of {sequence_length}; shorten the sequence or "
                 "add text"
             )
@@ -243,9 +271,9 @@ def _blend(corpus: Corpus, sequence_length: int, seed: int) -> _Blend:
         numbers = grain.MapDataset.range(len(windows)).shuffle(seed=_source_seed(seed, source.name))
         endless.append(numbers.map(functools.partial(_place, source.name)).repeat())
     if len(endless) == 1:
-        return _Blend(endless[0], windows_of)
+        return _ShuffledBlend(endless[0], windows_of)
     weights = [source.weight for source in sources]
-    return _Blend(grain.MapDataset.mix(endless, weights=weights), windows_of)
+    return _ShuffledBlend(grain.MapDataset.mix(endless, weights=weights), windows_of)
 
 
 def _place(source: str, window: int) -> tuple[str, int]:

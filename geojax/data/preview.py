@@ -3,7 +3,6 @@
 import functools
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from geojax.data.corpus import Corpus
 from geojax.data.loader import Loader
 from geojax.data.packing import Batch
-from geojax.data.storage import TRAIN, VALIDATION
+from geojax.data.storage import TRAIN, VALIDATION, TextDescription
 from geojax.data.tokenizer import Tokenizer
 from geojax.data.windows import SequenceWindows
 
@@ -23,9 +22,7 @@ class SourceFigures(NamedTuple):
     """Sizes of a source, and its share of a run."""
 
     name: str
-    folder: Path
-    documents: int
-    """Number of documents to train on."""
+    text: TextDescription
     tokens: int
     """Number of tokens to train on."""
     share: float
@@ -33,10 +30,6 @@ class SourceFigures(NamedTuple):
     epochs: float | None
     """Number of times that the run reads the source; None: the run's steps are not known."""
     validation_tokens: int
-    is_conversations: bool
-    """True if the tokens carry marks of the loss, as those of conversations do."""
-    bytes_per_token: float | None
-    """Bytes of text per token; None: the folder was prepared from tokens."""
 
 
 class BatchFigures(NamedTuple):
@@ -126,21 +119,15 @@ def source_figures(
     """
     figures = []
     for source in corpus.sources:
-        prepared, manifest = source.prepared, source.prepared.manifest
-        train = manifest.splits.get(TRAIN)
-        windows = len(SequenceWindows(prepared, TRAIN, sequence_length))
-        has_text = bool(manifest.text_bytes and manifest.tokens_of_text)
+        windows = len(SequenceWindows(source.text, TRAIN, sequence_length))
         figures.append(
             SourceFigures(
                 source.name,
-                prepared.folder,
-                train.documents if train is not None else 0,
-                len(prepared.stream(TRAIN)),
+                source.text.description,
+                source.text.token_count(TRAIN),
                 source.weight,
                 sequences * source.weight / windows if sequences and windows else None,
-                len(prepared.stream(VALIDATION)),
-                manifest.marked,
-                manifest.text_bytes / manifest.tokens_of_text if has_text else None,
+                source.text.token_count(VALIDATION),
             )
         )
     return figures
@@ -166,11 +153,9 @@ def batch_figures(batch: Batch) -> BatchFigures:
 
 def training_sequences(loader: Loader, step: int, batch: Batch, most: int) -> list[ShownSequence]:
     """Return the first `most` sequences of `batch`, which is the loader's at `step`."""
-    prepared = {source.name: source.prepared for source in loader.corpus.sources}
     sequences = []
     for row, origin in enumerate(loader.origins(step)[:most]):
-        first = prepared[origin.source].window(TRAIN, origin.start, origin.start + 1)
-        begins = bool(first.begins[0])
+        begins = loader.begins_document(origin.number)
         sequences.append(
             ShownSequence(origin.number, origin.source, origin.start, begins, _row(batch, row))
         )

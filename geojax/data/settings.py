@@ -4,12 +4,16 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from geojax.data.megatron.document_split import parse_split
 from geojax.data.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from geojax.paths import ResolvedPath
 from geojax.settings import Settings
 
 Name = Annotated[str, pydantic.Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 """Name of a source, which becomes a part of names of files and metrics."""
+
+Order = Literal["geojax", "megatron"]
+"""The order of a run's training sequences."""
 
 Format = Literal["auto", "text", "jsonl", "chat", "openai", "sharegpt", "alpaca", "megatron"]
 """The format of files, or of the conversations in them."""
@@ -24,15 +28,35 @@ class SourceSettings(Settings):
     """Corpus that needs no download: the source and documentation of Python's own library."""
     prepared: ResolvedPath | None = None
     """Folder made by `geojax data prepare`, instead of a builtin corpus."""
+    megatron: ResolvedPath | None = None
+    """Files of Megatron-LM, read in place: their common prefix, or the path of the .idx or .bin.
+    `data.tokenizer` names the tokenizer that made them."""
+    split: str | None = None
+    """Shares of training, validation and test documents in the files of `megatron`, such as
+    "969,30,1": ranges of documents, as Megatron-LM's `--split` cuts them. Default: all train."""
     weight: float | None = pydantic.Field(default=None, ge=0, le=1e12)
     """Share of the training sequences, relative to the other sources. Without any weights, shares
     follow the sources' tokens."""
 
+    @pydantic.field_validator("split")
+    @classmethod
+    def _split_has_shares(cls, split: str | None) -> str | None:
+        if split is not None:
+            parse_split(split)
+        return split
+
     @pydantic.model_validator(mode="after")
     def _one_origin(self) -> "SourceSettings":
-        if (self.builtin is None) == (self.prepared is None):
+        origins = (self.builtin, self.prepared, self.megatron)
+        if sum(origin is not None for origin in origins) != 1:
             raise ValueError(
-                f"source '{self.name}' needs one of prepared (a folder) and builtin (python-stdlib)"
+                f"source '{self.name}' needs one of prepared (a folder), megatron (a prefix of "
+                "files) and builtin (python-stdlib)"
+            )
+        if self.split is not None and self.megatron is None:
+            raise ValueError(
+                f"source '{self.name}': split cuts files of Megatron-LM; remove it, or name them "
+                "with megatron"
             )
         return self
 
@@ -51,8 +75,12 @@ class DataSettings(Settings):
     vocab_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY, le=LARGEST_VOCABULARY)
     """Vocabulary size of the tokenizer that is trained for a builtin corpus."""
     tokenizer: ResolvedPath | None = None
-    """Tokenizer for a builtin corpus, instead of training one: a file or a folder of the kinds in
-    docs/data.md."""
+    """Tokenizer of the files of `megatron`; for a builtin corpus, instead of training one. A file or
+    a folder of the kinds in docs/data.md."""
+    order: Order = "geojax"
+    """Order of the training sequences. geojax: every source shuffled anew in each epoch, whatever
+    the run's length. megatron: the samples of Megatron-LM in its order, which depends on `steps`;
+    every source needs `megatron`."""
     cache: ResolvedPath | None = None
     """Folder that keeps builtin corpora. Default: the user's cache folder."""
 
@@ -67,6 +95,21 @@ class DataSettings(Settings):
             raise ValueError(f"give every source a weight, or none: '{missing}' has none")
         if all(weight == 0 for weight in weights):
             raise ValueError("every source has weight 0, so that nothing is left to train on")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _megatron_has_what_it_needs(self) -> "DataSettings":
+        for source in self.sources:
+            if source.megatron is not None and self.tokenizer is None:
+                raise ValueError(
+                    f"source '{source.name}' needs tokenizer, the tokenizer.json that made the "
+                    "tokens of its files"
+                )
+            if source.megatron is None and self.order == "megatron":
+                raise ValueError(
+                    f"order: megatron requires files of megatron in every source, and "
+                    f"'{source.name}' has none; order: geojax blends any sources"
+                )
         return self
 
 

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pydantic
@@ -258,6 +258,28 @@ def open_stream(folder: Path, manifest: Manifest, split: Split) -> TokenStream:
     )
 
 
+class TextDescription(NamedTuple):
+    """A text as a person wants to know it."""
+
+    place: Path
+    """The folder or file that holds it."""
+    documents: int
+    """Number of documents to train on."""
+    are_conversations: bool
+    """True if the tokens carry marks of the loss, as those of conversations do."""
+    bytes_per_token: float | None
+    """Bytes of text per token; None: the text itself was never known."""
+
+
+class StoredShard(NamedTuple):
+    """A shard of an opened folder, to be compared with its checksum."""
+
+    path: Path
+    shard: Shard
+    blocks: Callable[[int], Iterator[np.ndarray]]
+    """Yields the values, up to so many at a time."""
+
+
 class Prepared:
     """A prepared folder, opened for reading."""
 
@@ -287,6 +309,7 @@ class Prepared:
         }
         self.fingerprint: str = hashlib.sha256(self.manifest.to_json().encode()).hexdigest()
         """Hash that is equal for equal tokens and tokenizers, wherever they were prepared."""
+        self.tokenizer_file: Path = folder / TOKENIZER
 
     def stream(self, split: SplitName) -> TokenStream:
         """Return the tokens of a split; the stream is empty if the folder has no such split."""
@@ -294,12 +317,56 @@ class Prepared:
             return self._streams[split]
         return open_stream(self.folder, self.manifest, Split(documents=0, shards=()))
 
+    @property
+    def description(self) -> TextDescription:
+        """The folder as a person wants to know it."""
+        manifest, train = self.manifest, self.manifest.splits.get(TRAIN)
+        has_text = bool(manifest.text_bytes and manifest.tokens_of_text)
+        return TextDescription(
+            self.folder,
+            0 if train is None else train.documents,
+            manifest.marked,
+            manifest.text_bytes / manifest.tokens_of_text if has_text else None,
+        )
+
+    def token_count(self, split: SplitName) -> int:
+        """Return the number of tokens of a split."""
+        return len(self.stream(split))
+
     def window(self, split: SplitName, start: int, stop: int) -> Window:
         """Return tokens `start` to `stop` of a split."""
         values = self.stream(split).read(start, stop)
         if self.manifest.marked:
             return window_of_marked(values)
         return window_of_tokens(values, self.tokenizer)
+
+    def shards(self) -> Iterator[StoredShard]:
+        """Yield the shards of all splits."""
+        for name, split in self.manifest.splits.items():
+            for number, shard in enumerate(split.shards):
+                blocks = functools.partial(self.stream(name).blocks, number)
+                yield StoredShard(self.folder / shard.file, shard, blocks)
+
+    def check_ends(self) -> None:
+        """Check that each split begins with a document's beginning and ends with an end.
+
+        Raises:
+            UserError: it does not.
+        """
+        if self.manifest.marked:  # nothing stands around a conversation
+            return
+        words = self.tokenizer
+        for name in self.manifest.splits:
+            stream = self.stream(name)
+            if not len(stream):
+                continue
+            (first,), (last,) = stream.read(0, 1), stream.read(len(stream) - 1, len(stream))
+            if first != words.bos_id or (words.eos_id != words.bos_id and last != words.eos_id):
+                raise UserError(
+                    f"{self.folder}: {name} begins with token {first} and ends with token {last}, "
+                    f"where a document begins with {words.bos_id} ('{words.beginning}') and ends "
+                    f"with {words.eos_id} ('{words.end}'). Prepare the data again"
+                )
 
 
 class SplitWriter:

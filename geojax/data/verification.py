@@ -12,12 +12,12 @@ import json
 import os
 import random
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from geojax.data.progress import work_progress
-from geojax.data.storage import MANIFEST, Prepared, Shard, SplitName, TokenStream
+from geojax.data.storage import MANIFEST, StoredShard
+from geojax.data.tokenized_text import TokenizedText
 from geojax.errors import UserError
 from geojax.json_file import load_json
 
@@ -32,119 +32,70 @@ _Known = list[str | int]
 """The checksum of a verified shard, the size of its file, and when the file was changed (ns)."""
 
 
-class _File(NamedTuple):
-    """A shard of a prepared folder."""
-
-    prepared: Prepared
-    split: SplitName
-    number: int
-    shard: Shard
-
-    def known(self) -> _Known:
-        """Return what is remembered of the shard once it is verified."""
-        status = (self.prepared.folder / self.shard.file).stat()
-        return [self.shard.sha256, status.st_size, status.st_mtime_ns]
-
-
-def verify(folders: Sequence[Prepared], *, progress: bool = False) -> None:
-    """Verify the shards of prepared folders, but for those that were verified before.
+def verify(texts: Sequence[TokenizedText], *, progress: bool = False) -> None:
+    """Verify the shards of texts, but for those that were verified before.
 
     Args:
-        folders: the folders that are about to be read.
+        texts: the texts that are about to be read; those without checksums have no shards.
         progress: show on stderr how far it is.
 
     Raises:
         UserError: a shard is not the one that its manifest lists.
     """
-    for prepared in folders:
-        check_ends(prepared)
-    records = {prepared.folder: _read_record(prepared.folder) for prepared in folders}
-    files = [file for prepared in folders for file in _files(prepared)]
+    for text in texts:
+        text.check_ends()
+    shards = {shard.path: shard for text in texts for shard in text.shards()}
+    records = {folder: _read_record(folder) for folder in {path.parent for path in shards}}
     unknown = [
-        file for file in files if records[file.prepared.folder].get(file.shard.file) != file.known()
+        shard
+        for path, shard in shards.items()
+        if records[path.parent].get(path.name) != _known(shard)
     ]
-    chosen = _choose(files, unknown)
+    chosen = _choose(list(shards.values()), unknown)
     with work_progress(enabled=progress) as work:
-        advance = work.begin("verifying the data", sum(file.shard.bytes for file in chosen))
-        for file in chosen:
-            known = file.known()
-            _verify(file, advance)
-            records[file.prepared.folder][file.shard.file] = known
-    for folder in {file.prepared.folder for file in chosen}:
+        advance = work.begin("verifying the data", sum(stored.shard.bytes for stored in chosen))
+        for stored in chosen:
+            known = _known(stored)
+            compare_checksum(stored, advance)
+            records[stored.path.parent][stored.path.name] = known
+    for folder in {stored.path.parent for stored in chosen}:
         _write_record(folder, records[folder])
 
 
-def _files(prepared: Prepared) -> Iterator[_File]:
-    for name, split in prepared.manifest.splits.items():
-        for number, shard in enumerate(split.shards):
-            yield _File(prepared, name, number, shard)
+def _known(stored: StoredShard) -> _Known:
+    """Return what is remembered of a shard once it is verified."""
+    status = stored.path.stat()
+    return [stored.shard.sha256, status.st_size, status.st_mtime_ns]
 
 
-def _choose(files: Sequence[_File], unknown: Sequence[_File]) -> list[_File]:
+def _choose(shards: Sequence[StoredShard], unknown: Sequence[StoredShard]) -> list[StoredShard]:
     """Choose the unknown ones of the first shards, and one drawn from the rest."""
     first, total = set(), 0
-    for file in files:
-        total += file.shard.bytes
+    for stored in shards:
+        total += stored.shard.bytes
         if total > WHOLE_BYTES:
             break
-        first.add((file.prepared.folder, file.shard.file))
-    chosen: list[_File] = []
-    rest: list[_File] = []
-    for file in unknown:
-        is_first = (file.prepared.folder, file.shard.file) in first
-        (chosen if is_first else rest).append(file)
+        first.add(stored.path)
+    chosen = [stored for stored in unknown if stored.path in first]
+    rest = [stored for stored in unknown if stored.path not in first]
     return chosen + ([random.choice(rest)] if rest else [])
 
 
-def _verify(file: _File, advance: Callable[[int], None]) -> None:
-    """Read a shard of an opened folder whole, and compare it with its checksum.
-
-    Raises:
-        UserError: its tokens are others.
-    """
-    stream = file.prepared.stream(file.split)
-    compare_checksum(stream, file.number, file.shard, file.prepared.folder, advance)
-
-
-def compare_checksum(
-    stream: TokenStream, number: int, shard: Shard, folder: Path, advance: Callable[[int], None]
-) -> None:
-    """Compare the tokens of `shard`, number `number` of a stream, with its checksum.
+def compare_checksum(stored: StoredShard, advance: Callable[[int], None]) -> None:
+    """Read a shard whole, and compare its tokens with its checksum.
 
     Raises:
         UserError: they are others.
     """
     digest = hashlib.sha256()
-    for block in stream.blocks(number, _BLOCK_TOKENS):
+    for block in stored.blocks(_BLOCK_TOKENS):
         digest.update(block.data)
         advance(block.nbytes)
-    if digest.hexdigest() != shard.sha256:
+    if digest.hexdigest() != stored.shard.sha256:
         raise UserError(
-            f"{folder / shard.file}: its tokens are not those that {MANIFEST} was made with "
-            "(another SHA-256); copy the file again, or prepare the data again"
+            f"{stored.path}: its tokens are not those that {MANIFEST} was made with (another "
+            "SHA-256); copy the file again, or prepare the data again"
         )
-
-
-def check_ends(prepared: Prepared) -> None:
-    """Check that each split begins with a document's beginning and ends with an end.
-
-    Raises:
-        UserError: it does not.
-    """
-    if prepared.manifest.marked:  # nothing stands around a conversation
-        return
-    words = prepared.tokenizer
-    for name in prepared.manifest.splits:
-        stream = prepared.stream(name)
-        if not len(stream):
-            continue
-        (first,), (last,) = stream.read(0, 1), stream.read(len(stream) - 1, len(stream))
-        if first != words.bos_id or (words.eos_id != words.bos_id and last != words.eos_id):
-            raise UserError(
-                f"{prepared.folder}: {name} begins with token {first} and ends with token {last}, "
-                f"where a document begins with {words.bos_id} ('{words.beginning}') and ends with "
-                f"{words.eos_id} ('{words.end}'). Prepare the data again"
-            )
 
 
 def _read_record(folder: Path) -> dict[str, _Known]:

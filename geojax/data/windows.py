@@ -1,19 +1,33 @@
 """Windows of a split, and batches of them in the order of its tokens."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from geojax.data.packing import Batch, Window, pack, pad
-from geojax.data.storage import Prepared, SplitName
+from geojax.data.storage import SplitName
+from geojax.data.tokenized_text import TokenizedText
+
+
+class SequenceOrigin(NamedTuple):
+    """The origin of a training sequence."""
+
+    number: int
+    """Number of the sequence in the run."""
+    source: str
+    """Name of its source."""
+    start: int | None
+    """Number of the source's training token that it begins with; None: it is made of documents
+    that lie apart."""
 
 
 class SequenceWindows:
     """Windows of sequence_length + 1 tokens, of which the last is the first of the next window."""
 
-    def __init__(self, prepared: Prepared, split: SplitName, sequence_length: int) -> None:
-        self._prepared, self._split = prepared, split
-        self._tokens = len(prepared.stream(split))
+    def __init__(self, text: TokenizedText, split: SplitName, sequence_length: int) -> None:
+        self._text, self._split = text, split
+        self._tokens = text.token_count(split)
         self.sequence_length = sequence_length
 
     def __len__(self) -> int:
@@ -33,7 +47,7 @@ class SequenceWindows:
         """Read a window; the one behind the last whole one may be short, others are empty."""
         start = min(self.start(index), self._tokens)
         stop = min(start + self.sequence_length + 1, self._tokens)
-        return self._prepared.window(self._split, start, stop)
+        return self._text.window(self._split, start, stop)
 
 
 def collate(windows: Sequence[Window], rows: np.ndarray) -> Batch:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from geojax.data import Batch, Corpus, DataSettings, Prepared, Tokenizer
 from geojax.data.standard_library import open_standard_library
 from geojax.data.storage import TRAIN, VALIDATION, SplitName
+from geojax.data.tokenized_text import TokenizedText
 from geojax.data.windows import SequenceWindows, batches_in_order
 from geojax.errors import UserError
 from geojax.inference.likelihood import Likelihood, text_likelihood
@@ -16,16 +17,16 @@ from geojax.settings import validate
 
 
 class Text(NamedTuple):
-    """A split of prepared data to be judged."""
+    """A split of a tokenized text to be judged."""
 
     name: str
-    prepared: Prepared
+    tokenized: TokenizedText
     split: SplitName
 
     @property
     def tokens(self) -> int:
         """The number of its tokens."""
-        return len(self.prepared.stream(self.split))
+        return self.tokenized.token_count(self.split)
 
 
 def held_out_texts(run: SavedRun) -> list[Text]:
@@ -35,7 +36,7 @@ def held_out_texts(run: SavedRun) -> list[Text]:
         UserError: a source is not there, or none holds anything out.
     """
     corpus = Corpus.open(validate(DataSettings, run.config["data"], "data"), open_standard_library)
-    texts = [Text(source.name, source.prepared, VALIDATION) for source in corpus.sources]
+    texts = [Text(source.name, source.text, VALIDATION) for source in corpus.sources]
     texts = [text for text in texts if text.tokens > 1]
     if not texts:
         raise UserError("geojax evaluate: the run's data hold nothing out; name data with --data")
@@ -59,7 +60,7 @@ def prepared_text(folder: Path) -> Text:
 def require_tokenizer(texts: Sequence[Text], tokenizer: Tokenizer) -> None:
     """Raise a UserError if a text was prepared with another tokenizer than the run's."""
     for text in texts:
-        if text.prepared.tokenizer.fingerprint != tokenizer.fingerprint:
+        if text.tokenized.tokenizer.fingerprint != tokenizer.fingerprint:
             raise UserError(
                 f"{text.name}: was prepared with another tokenizer than the run's; prepare it with "
                 "--tokenizer, the run's tokenizer.json"
@@ -100,7 +101,7 @@ def _batches(
 ) -> Iterator[Batch]:
     """Yield the batches of a text, with a line for every tenth of it."""
     length = run.config["batch"]["sequence_length"]
-    windows = SequenceWindows(text.prepared, text.split, length)
+    windows = SequenceWindows(text.tokenized, text.split, length)
     sequences = min(windows.with_partial, most or windows.with_partial)
     told = 0
     batches = batches_in_order(windows, global_batch_size=size, most_sequences=most)

@@ -16,7 +16,6 @@ from geojax.checkpoint.reading.weights_of_folder import open_weights
 from geojax.data import Corpus, DataSettings, Tokenizer
 from geojax.data.chat import ChatTemplate
 from geojax.data.standard_library import open_standard_library
-from geojax.data.storage import TOKENIZER
 from geojax.data.template_files import distinct_templates, missing_template
 from geojax.errors import UserError
 from geojax.inference import LoadedModel
@@ -119,7 +118,7 @@ def _tokenizer(data: Mapping[str, Any], given: Path | None) -> tuple[Tokenizer, 
         return Tokenizer.load(given), [given]
     try:
         corpus = Corpus.open(validate(DataSettings, data, "data"), open_standard_library)
-        files = [source.prepared.folder / TOKENIZER for source in corpus.sources]
+        files = [source.text.tokenizer_file for source in corpus.sources]
         return corpus.tokenizer, files
     except UserError as error:
         raise UserError(f"{error}; or name the run's tokenizer with --tokenizer") from None

@@ -222,9 +222,7 @@ class Trainer:
             self.watchdog.missing = transport.missing_from_peer
         self.watchdog.begin("start")
         if leads_site(self.mesh):  # where it fails, the processes of all sites are told
-            verify(
-                [source.prepared for source in self.corpus.sources], progress=self._shows_progress
-            )
+            verify([source.text for source in self.corpus.sources], progress=self._shows_progress)
         self.checkpointer = stack.enter_context(
             _open_checkpoints(
                 config, self.directory, self.mesh, self.topology, self._log, transport
@@ -599,6 +597,7 @@ def _open_loader(config: RunConfig, corpus: Corpus, sequences: list[int]) -> Loa
         seed=config.seed,
         vocab_size=config.model.vocab_size,
         validation_sequences=config.evaluation.sequences,
+        total_sequences=config.batch.sizes.consumed_after(config.steps),
     )
 
 

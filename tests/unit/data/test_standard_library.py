@@ -87,7 +87,7 @@ def test_concurrent_first_uses_agree(small_library, tmp_path):
 @pytest.mark.slow
 def test_the_real_library(tmp_path):
     corpus = Corpus.open(DataSettings(cache=tmp_path), open_standard_library)
-    prepared = corpus.sources[0].prepared
+    prepared = corpus.sources[0].text
     splits = prepared.manifest.splits
     assert splits["train"].tokens > 1_500_000
     assert 0.01 < splits["validation"].tokens / splits["train"].tokens < 0.15
