@@ -28,11 +28,11 @@ class MegatronBlend:
     """
 
     def __init__(self, orders: Sequence[SampleOrder], choices: "Choices") -> None:
-        self._orders, self._choices = orders, choices
+        self.orders, self.choices = orders, choices
 
     def __len__(self) -> int:
         """Return the number of samples."""
-        return len(self._choices.texts)
+        return len(self.choices.texts)
 
     def origin(self, number: int) -> SequenceOrigin:
         """Return the origin of a sequence."""
@@ -44,8 +44,8 @@ class MegatronBlend:
         Raises:
             UserError: a value is no token.
         """
-        text = int(self._choices.texts[index])
-        return self._orders[text][self._choices.number_within(index)]
+        text = int(self.choices.texts[index])
+        return self.orders[text][self.choices.number_within(index)]
 
 
 def megatron_blend(

@@ -1,16 +1,13 @@
 """Documents that Megatron-LM has tokenized, against an index that is written here by its format."""
 
-import struct
-
 import numpy as np
 import pytest
+from support.indexed_files import CODES, write_indexed
 
 from geojax.cli.data import PrepareCommand, run
 from geojax.data import Prepared, indexed
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
-
-CODES = {"uint16": 8, "int32": 4}
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +19,8 @@ def tokenizer(tmp_path_factory):
     return made, path
 
 
-def write_index(path, documents, dtype="uint16", code=None):
-    """Write `x.idx` and `x.bin`: each document a list of sequences, each a list of ids."""
-    sequences = [sequence for document in documents for sequence in document]
-    lengths = np.array([len(sequence) for sequence in sequences], np.int32)
-    size = np.dtype(dtype).itemsize
-    pointers = np.concatenate([[0], np.cumsum(lengths[:-1], dtype=np.int64) * size])
-    bounds = np.cumsum([0, *map(len, documents)], dtype=np.int64)
-    header = struct.pack(
-        "<9sQBQQ", b"MMIDIDX\0\0", 1, code or CODES[dtype], len(lengths), len(bounds)
-    )
-    tables = lengths.tobytes() + pointers.astype(np.int64).tobytes() + bounds.tobytes()
-    path.write_bytes(header + tables)
-    path.with_suffix(".bin").write_bytes(np.concatenate(sequences).astype(dtype).tobytes())
-    return str(path)
+def write_index(*arguments, **options):
+    return str(write_indexed(*arguments, **options))
 
 
 def prepared(files, tokenizer, output, **settings):
@@ -107,6 +92,23 @@ def broken(tmp_path, words):
     other.write_bytes(bytes(100))
     other.with_suffix(".bin").write_bytes(bytes(4))
     floats = write_index(tmp_path / "floats.idx", good, code=7)
+    backwards = tmp_path / "backwards.idx"
+    write_index(backwards, good)
+    content = bytearray(backwards.read_bytes())
+    content[34 + 4 : 34 + 8] = np.int32(-1).tobytes()
+    backwards.write_bytes(content)
+    outside = tmp_path / "outside.idx"
+    write_index(outside, good)
+    content = bytearray(outside.read_bytes())
+    content[34 + 8 + 8 : 34 + 8 + 16] = np.int64(2**62).tobytes()
+    outside.write_bytes(content)
+    unordered = tmp_path / "unordered.idx"
+    write_index(unordered, good)
+    content = bytearray(unordered.read_bytes())
+    content[-16:-8] = np.int64(7).tobytes()
+    unordered.write_bytes(content)
+    for file in (backwards, outside, unordered):
+        yield str(file), "its sequences do not follow one another"
     yield strange, "document 0 has the token 300, and the tokenizer"
     yield str(cut), "bytes long where its header says"
     yield str(short), "describes .* bytes of tokens, and short.bin has 2"
