@@ -51,6 +51,10 @@ class IndexedTokens(NamedTuple):
     documents: np.ndarray
     """int64: first sequence of each document, and at last the number of sequences."""
 
+    def lengths_of(self, sequences: np.ndarray) -> np.ndarray:
+        """Return the numbers of tokens (int32) of `sequences`."""
+        return self.lengths[sequences]
+
     def first_tokens(self, sequences: np.ndarray) -> np.ndarray:
         """Return the positions (int64) of the tokens with which `sequences` begin."""
         return self.pointers[sequences] // self.tokens.itemsize

@@ -75,8 +75,8 @@ class DataSettings(Settings):
     vocab_size: int = pydantic.Field(default=4096, ge=SMALLEST_VOCABULARY, le=LARGEST_VOCABULARY)
     """Vocabulary size of the tokenizer that is trained for a builtin corpus."""
     tokenizer: ResolvedPath | None = None
-    """Tokenizer of the files of `megatron`; for a builtin corpus, instead of training one. A file or
-    a folder of the kinds in docs/data.md."""
+    """Tokenizer of the files of `megatron`; for a builtin corpus, instead of training one. It may
+    be a file or a folder, of the kinds in docs/data.md."""
     order: Order = "geojax"
     """Order of the training sequences. geojax: every source shuffled anew in each epoch, whatever
     the run's length. megatron: the samples of Megatron-LM in its order, which depends on `steps`;

@@ -89,10 +89,9 @@ class MegatronText:
         """Numbers of the index's sequences that are trained on."""
         return self._sequences[TRAIN]
 
-    @property
-    def sequence_lengths(self) -> np.ndarray:
-        """int32: tokens of each of the index's sequences."""
-        return self._index.lengths
+    def lengths_of(self, sequences: np.ndarray) -> np.ndarray:
+        """Return the numbers of tokens (int32) of the index's `sequences`."""
+        return self._index.lengths_of(sequences)
 
     @property
     def description(self) -> TextDescription:

@@ -9,6 +9,7 @@ import numpy as np
 
 from geojax.data.megatron.megatron_text import MegatronText
 from geojax.data.packing import Window
+from geojax.data.storage import TRAIN
 from geojax.data.windows import SequenceOrigin
 from geojax.errors import UserError
 
@@ -53,7 +54,7 @@ class SampleOrder:
                 f"{text.path}: order: megatron numbers at most {2**31 - 1:,} documents, and these "
                 f"are {sequences.stop:,}; order: geojax takes any number"
             )
-        tokens = int(text.sequence_lengths[sequences.start : sequences.stop].sum(dtype=np.int64))
+        tokens = text.token_count(TRAIN)
         if not tokens:
             raise UserError(f"{text.path}: has no tokens to train on; another split would do")
         epochs = 1 if samples is None else max(-(-(samples * sequence_length + 1) // tokens), 1)
@@ -74,7 +75,7 @@ class SampleOrder:
         """Number of tokens before a sample, in units of S, by the sample's place in the order."""
         first = before_final if is_final_apart else self._count
         _shuffle_parts(self.samples, [first, self._count - first], draws)
-        self._block_begins = _block_begins(text.sequence_lengths, self.documents)
+        self._block_begins = _block_begins(text, self.documents)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -94,7 +95,7 @@ class SampleOrder:
         stop = start + self._sequence_length + 1
         first, last = np.searchsorted(self._block_begins, (start, stop - 1), side="right") - 1
         documents = self.documents[first * _BLOCK : (last + 1) * _BLOCK]
-        lengths = self._text.sequence_lengths[documents].astype(np.int64)
+        lengths = self._text.lengths_of(documents).astype(np.int64)
         ends = self._block_begins[first] + np.cumsum(lengths)
         begins = ends - lengths
         inside = (ends > start) & (begins < stop) & (lengths > 0)
@@ -112,12 +113,12 @@ def _shuffle_parts(values: np.ndarray, sizes: list[int], draws: np.random.Random
         start += size
 
 
-def _block_begins(lengths: np.ndarray, documents: np.ndarray) -> np.ndarray:
+def _block_begins(text: MegatronText, documents: np.ndarray) -> np.ndarray:
     """Return the number of tokens (int64) before each block of documents."""
     sums = []
     step = _BLOCK * _BLOCKS_AT_ONCE
     for start in range(0, len(documents), step):
-        tokens = lengths[documents[start : start + step]]
+        tokens = text.lengths_of(documents[start : start + step])
         sums.append(np.add.reduceat(tokens, np.arange(0, len(tokens), _BLOCK), dtype=np.int64))
     totals = np.concatenate(sums)
     return np.cumsum(totals) - totals
