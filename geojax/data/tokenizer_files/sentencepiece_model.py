@@ -39,8 +39,6 @@ _UNKNOWN_MARK = "\ufffe"
 """Character that no text holds, for an unknown one until the blanks before it are removed."""
 _MOST_BLANKS = 1 << 16
 _MODEL_TYPES = {1: "unigram", 2: "bpe", 3: "word", 4: "char"}
-# A piece in which no blank follows anything else ends where the next blank begins.
-_WORD = f"{BLANK}*[^{BLANK}]+|{BLANK}+"
 
 
 class PieceType(enum.IntEnum):
@@ -279,13 +277,11 @@ def _content(path: Path, model: SentencePieceModel, extra: Mapping[int, AddedTok
             for number, piece in enumerate(model.pieces)
             if piece.type == PieceType.USER_DEFINED
         )
-    in_text = {piece.text for piece in model.pieces if piece.is_in_text}
-    is_word_by_word = BLANK in in_text and not any(BLANK in text.lstrip(BLANK) for text in in_text)
     return tokenizer_json(
         described,
         added,
         normalizers=_normalizers(path, model, symbols, frozen),
-        pre_tokenizers=[*([split(_WORD)] if is_word_by_word else []), *cuts],
+        pre_tokenizers=cuts,
         decoders=_decoders(model),
     )
 
