@@ -20,7 +20,7 @@ class ArrayRecords:
 
     def columns(self, path: Path) -> dict[str, ColumnType] | None:
         """Return the columns of the first record; None: there is none."""
-        with reading(path), _Reader(path) as reader:
+        with reading(path), _ArrayRecordReader(path) as reader:
             if not reader.count:
                 return None
             (content,) = reader.read(0, 1)
@@ -29,7 +29,7 @@ class ArrayRecords:
 
     def spans(self, path: Path, size: int) -> Iterator[Span | None]:
         """Take records together that are about `size` bytes in the file."""
-        with reading(path), _Reader(path) as reader:
+        with reading(path), _ArrayRecordReader(path) as reader:
             length = max(1, reader.count * size // max(path.stat().st_size, 1))
             for start in range(0, reader.count, length):
                 yield Span(start, min(start + length, reader.count))
@@ -42,7 +42,7 @@ class ArrayRecords:
         advance: Advance = silent,
     ) -> Iterator[Record]:
         """Read the records of a file, or of a span of it; arguments are those of `RecordFile`."""
-        with reading(path), _Reader(path) as reader:
+        with reading(path), _ArrayRecordReader(path) as reader:
             if not reader.count:
                 return
             # One kind of records is in a file; a text may look like a message.
@@ -56,7 +56,7 @@ class ArrayRecords:
                 advance(path.stat().st_size * (stop - start) // reader.count)
 
 
-class _Reader:
+class _ArrayRecordReader:
     """The library's reader of a file."""
 
     def __init__(self, path: Path) -> None:
@@ -77,7 +77,7 @@ class _Reader:
         except (RuntimeError, ValueError) as error:
             raise OSError(str(error)) from None
 
-    def __enter__(self) -> "_Reader":
+    def __enter__(self) -> "_ArrayRecordReader":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -25,7 +25,7 @@ _ROLES = {
 _CALL = "function_call"
 
 
-class Messages(NamedTuple):
+class ConversationMessages(NamedTuple):
     """The messages of a conversation, and what else its template reads."""
 
     messages: list[dict[str, Any]]
@@ -33,7 +33,7 @@ class Messages(NamedTuple):
     """Variables of the template: `tools`, where there are any."""
 
 
-def conversation_of(record: Record, columns: Columns) -> Messages:
+def conversation_of(record: Record, columns: Columns) -> ConversationMessages:
     """Return the conversation of a record.
 
     Raises:
@@ -42,7 +42,7 @@ def conversation_of(record: Record, columns: Columns) -> Messages:
     return _READERS[columns.form](record, columns)
 
 
-def _openai(record: Record, columns: Columns) -> Messages:
+def _openai(record: Record, columns: Columns) -> ConversationMessages:
     (name,) = columns.names
     messages = [_without_absent(message) for message in _objects(record, name)]
     for number, message in enumerate(messages):
@@ -51,10 +51,10 @@ def _openai(record: Record, columns: Columns) -> Messages:
                 f"{record.place}: message {number} has the weight 0; mark what is learned in the "
                 "chat template with {% generation %}, or leave the weight out"
             )
-    return Messages(messages, _tools(record))
+    return ConversationMessages(messages, _tools(record))
 
 
-def _sharegpt(record: Record, columns: Columns) -> Messages:
+def _sharegpt(record: Record, columns: Columns) -> ConversationMessages:
     (name,) = columns.names
     messages = _system(record)
     for number, item in enumerate(_objects(record, name)):
@@ -71,10 +71,10 @@ def _sharegpt(record: Record, columns: Columns) -> Messages:
             raise UserError(
                 f"{record.place}: message {number} is from '{str(role)[:40]}'; known are: {known}"
             )
-    return Messages(messages, _tools(record))
+    return ConversationMessages(messages, _tools(record))
 
 
-def _alpaca(record: Record, columns: Columns) -> Messages:
+def _alpaca(record: Record, columns: Columns) -> ConversationMessages:
     messages = _system(record)
     for pair in record.values.get("history") or []:
         texts = isinstance(pair, list) and [item for item in pair if isinstance(item, str)]
@@ -87,7 +87,7 @@ def _alpaca(record: Record, columns: Columns) -> Messages:
         _text(record, name) for name in (columns.names[0], "input", columns.names[1])
     )
     question = f"{instruction}\n{given}" if given else instruction
-    return Messages(messages + _turn(question, answer), {})
+    return ConversationMessages(messages + _turn(question, answer), {})
 
 
 _READERS = {"openai": _openai, "sharegpt": _sharegpt, "alpaca": _alpaca}
