@@ -103,8 +103,13 @@ ResolvedPath = Annotated[Path, pydantic.BeforeValidator(_read)]
 """A path in a config, which is resolved when the config is read."""
 
 
-def write_atomically(path: Path, content: str) -> None:
-    """Write a text file that is either there as a whole or as it was, whatever happens.
+def write_atomically(path: Path, content: str, *, durable: bool = True) -> None:
+    """Write a text file that is either there as a whole or as it was.
+
+    Args:
+        path: the file.
+        content: its text.
+        durable: that holds if the machine dies, too; else if processes do.
 
     Raises:
         OSError: it cannot be written.
@@ -113,5 +118,6 @@ def write_atomically(path: Path, content: str) -> None:
     with temporary.open("w", encoding="utf-8") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())
     temporary.replace(path)

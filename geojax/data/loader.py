@@ -151,22 +151,17 @@ class Loader:
 
     def batch(self, step: int) -> Batch:
         """Return this process's sequences of the batch at `step` (from 0) of a run from scratch."""
-        return self._batches(self._phase_of(step))[0]
+        first = self.ramp.consumed_after(step)
+        return self._batches(BatchPhase(self.ramp.size_at(first), first))[0]
 
-    def origins(self, step: int) -> list[SequenceOrigin]:
-        """Return the origin of each sequence of `batch(step)`."""
-        phase = self._phase_of(step)
-        rows = self.ramp.share(phase.size, self.sequences.tolist())
-        return [self._blend.origin(phase.first + row) for row in rows]
+    def origins(self, consumed: int) -> list[SequenceOrigin]:
+        """Return the origin of each sequence of this process's batch behind `consumed` ones."""
+        rows = self.ramp.share(self.ramp.size_at(consumed), self.sequences.tolist())
+        return [self._blend.origin(consumed + row) for row in rows]
 
     def begins_document(self, number: int) -> bool:
         """Return whether a sequence of the run begins with a document's beginning."""
         return bool(self._blend[number].begins[0])
-
-    def _phase_of(self, step: int) -> BatchPhase:
-        """Return the phase that begins with the batch at `step`."""
-        first = self.ramp.consumed_after(step)
-        return BatchPhase(self.ramp.size_at(first), first)
 
     def iterate(self, consumed: int = 0) -> Iterator[Batch]:
         """Yield the batches behind the first `consumed` sequences, endlessly, read by threads."""

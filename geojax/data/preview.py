@@ -154,7 +154,7 @@ def batch_figures(batch: Batch) -> BatchFigures:
 def training_sequences(loader: Loader, step: int, batch: Batch, most: int) -> list[ShownSequence]:
     """Return the first `most` sequences of `batch`, which is the loader's at `step`."""
     sequences = []
-    for row, origin in enumerate(loader.origins(step)[:most]):
+    for row, origin in enumerate(loader.origins(loader.ramp.consumed_after(step))[:most]):
         begins = loader.begins_document(origin.number)
         sequences.append(
             ShownSequence(origin.number, origin.source, origin.start, begins, _row(batch, row))

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+import jax
+
 from geojax.accelerators import accelerator_of
 from geojax.config.run_config import RunConfig
 from geojax.step.plan import StepPlan
@@ -13,6 +15,9 @@ class RunFacts:
 
     tokens_per_step: int
     """Tokens of a global batch, padding included."""
+
+    devices: int
+    """Devices of all sites."""
 
     flops_per_token: float | None
     """Model FLOPs of forward and backward; recomputation does not count. None: not counted."""
@@ -56,7 +61,18 @@ def run_facts(
     devices = mesh.devices.size // mesh.shape["dc"] * config.mesh.dc
     return RunFacts(
         tokens_per_step=sequences * sequence,
+        devices=devices,
         flops_per_token=flops_per_token,
         peak_flops=peak * devices if peak else None,
         cross_site_bytes=sent_bytes,
     )
+
+
+def peak_memory() -> dict[str, float]:
+    """Return the most bytes that this process's first device held, and those that it has.
+
+    Nothing where the backend does not count them, as on CPUs. The devices are not waited for.
+    """
+    statistics = jax.local_devices()[0].memory_stats() or {}
+    keys = {"memory/peak_bytes": "peak_bytes_in_use", "memory/limit_bytes": "bytes_limit"}
+    return {name: float(statistics[key]) for name, key in keys.items() if key in statistics}

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -49,7 +49,9 @@ from geojax.train.adapt.comparison import PlanComparison, plan_of_step
 from geojax.train.adapt.replan import Replanning
 from geojax.train.agreed_step import agreed_step
 from geojax.train.compiled_run import CompiledRun
+from geojax.train.events import EventKind, EventLog
 from geojax.train.facts import run_facts
+from geojax.train.goodput import START, GoodputLedger, Kind, process_began
 from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
 from geojax.train.joined_sites import joined_sites, refuse_other_weights, saves_of_sites
 from geojax.train.metrics import MetricsWriter
@@ -70,6 +72,9 @@ from geojax.train.services import Log, Services
 from geojax.train.training_loop import TrainingLoop, mean_loss, resized
 from geojax.train.writing.background_writer import BackgroundWriter
 from geojax.transport import Transport
+
+_MOST_REASON = 300
+"""Most characters of an error in the log of events."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,6 +151,7 @@ class Trainer:
         self._processes = complete(processes or ProcessSettings(), os.environ)
         self._first = jax.process_index() == 0
         self.topology = config.load_topology()
+        self._began, self._spent = process_began(), dict[Kind, float]()
         with contextlib.ExitStack() as stack:
             self._open(stack, require_checkpoint)
             self._stack = stack.pop_all()
@@ -192,7 +198,8 @@ class Trainer:
         )
         # Some collectives time out when their ranks start far apart: all compile, then wait here.
         timeout = self.config.watchdog.first_step_seconds
-        runtime.barrier("ready to train", timeout_seconds=timeout)
+        with self._timed("waiting"):
+            runtime.barrier("ready to train", timeout_seconds=timeout)
         if self._first:
             self.files.put(
                 self.directory.config.name,
@@ -258,12 +265,14 @@ class Trainer:
         if self._island is not None:
             counted, programs = UPDATE_NAME, len(own_stages(self.mesh))
         self.compilations = stack.enter_context(CompilationCounter(counted, programs))
-        self.runtime: Runtime[Any] = self._compiled(plan, transport, sequences)
+        with self._timed("compiling"):
+            self.runtime: Runtime[Any] = self._compiled(plan, transport, sequences)
         self._check_products(plan)
         # A process that compiles reaches the first collective long after one with a warm cache,
         # and the collective times out after half a minute.
         timeout = self.config.watchdog.first_step_seconds
-        runtime.barrier("compiled", timeout_seconds=timeout)
+        with self._timed("waiting"):
+            runtime.barrier("compiled", timeout_seconds=timeout)
         self._describe()
 
     def _compiled(
@@ -370,6 +379,13 @@ class Trainer:
         if self.step_number >= config.steps:
             self._log(nothing_to_train(self.step_number, config))
         writer = MetricsWriter(self.directory, self.step_number, self.files) if first else None
+        ledger, events = self._ledger(), None
+        if ledger is not None:
+            events = EventLog(self.directory.path, self.files.put)
+            kind: EventKind = "resume" if self.step_number else "start"
+            number = ledger.attempt.attempt
+            text = f"attempt {number} goes on from step {self.step_number}"
+            events.note(self.step_number, kind, text, attempt=number)
         comparison = self._comparison(writer)
         loop: TrainingLoop[Any] = TrainingLoop(
             runtime=self.runtime,
@@ -394,9 +410,12 @@ class Trainer:
             compilations=self.compilations,
             comparison=comparison,
             replanning=self._replanning(comparison),
+            ledger=ledger,
+            events=events,
         )
         before = time.monotonic()
-        self.state = loop.run(self.state, self.step_number, self.consumed_sequences)
+        with _ending(ledger, events, loop):
+            self.state = loop.run(self.state, self.step_number, self.consumed_sequences)
         seconds = time.monotonic() - before
         self.runtime = loop.runtime
         self.step_number, self.consumed_sequences = int(self.state.step), loop.consumed
@@ -423,6 +442,29 @@ class Trainer:
             texts=texts,
             unsampled=unsampled,
         )
+
+    @contextlib.contextmanager
+    def _timed(self, kind: Kind) -> Iterator[None]:
+        """Count seconds before the first step."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._spent[kind] = self._spent.get(kind, 0.0) + time.monotonic() - began
+
+    def _ledger(self) -> GoodputLedger | None:
+        """Begin the ledger of an attempt, on the process that writes the run's files."""
+        began, self._began = self._began, time.time()
+        spent, self._spent = self._spent, {}
+        if not self._first:
+            return None
+        ledger = GoodputLedger(
+            self.directory.path, self.files.put, began=began, step=self.step_number
+        )
+        for kind, seconds in spent.items():
+            ledger.spend(kind, seconds, START if kind == "waiting" else None)
+        ledger.spend("starting", max(time.time() - began - sum(spent.values()), 0.0))
+        return ledger
 
     def _sampled(self) -> tuple[tuple[str, ...], str | None]:
         """Write the samples that the config asks for; all processes gather the weights."""
@@ -557,6 +599,31 @@ def open_initial_weights(config: RunConfig) -> InitialWeights | None:
     if config.initial_weights is None:
         return None
     return open_weights(config.initial_weights, config.model.base)
+
+
+@contextlib.contextmanager
+def _ending(
+    ledger: GoodputLedger | None, events: EventLog | None, loop: TrainingLoop[Any]
+) -> Iterator[None]:
+    """Note in the run's files how the training of the block ended."""
+    try:
+        yield
+    except BaseException as error:
+        if ledger is not None and events is not None:
+            events.note(ledger.attempt.last_step, "end", f"failed: {_first_line(error)}")
+            ledger.end("failed")
+        raise
+    if ledger is not None and events is not None:
+        step = ledger.attempt.last_step
+        if loop.stopped_early:
+            events.note(step, "stop", "stopped on request; the state is saved")
+        else:
+            events.note(step, "end", "all steps are done")
+        ledger.end("stopped" if loop.stopped_early else "end")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:_MOST_REASON] or type(error).__name__
 
 
 def own_directory(config: RunConfig, island: IslandSettings | None) -> Path:

@@ -1,14 +1,15 @@
 """The training loop: dispatch steps, note their ends, read them back, validate, save, stop."""
 
 import collections
+import contextlib
 import dataclasses
 import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Generic, NamedTuple, Self
+from typing import Any, Generic, Literal, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -24,11 +25,15 @@ from geojax.runtime import StopSignals, Watchdog, barrier, translate_collective_
 from geojax.runtime.compilation import CompilationCounter
 from geojax.train.adapt.comparison import PlanComparison
 from geojax.train.adapt.replan import Replanning
-from geojax.train.facts import RunFacts
+from geojax.train.events import EventKind, EventLog
+from geojax.train.facts import RunFacts, peak_memory
+from geojax.train.goodput import GoodputLedger
 from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress
 from geojax.train.runtime import Runtime, State
+from geojax.train.spikes import SpikeDetector
+from geojax.train.step_seconds import HostTimes, StepSeconds, split_seconds
 
 # The next step is dispatched before the last one's metrics are read, so that devices never wait for
 # the host; a third step in flight would only hold more memory.
@@ -36,6 +41,9 @@ STEPS_IN_FLIGHT = 2
 
 _PAUSE_SECONDS = 1.0
 """Part of the pause after a failed save that the watchdog counts by itself."""
+
+_SHOWN_ORIGINS = 4
+"""Sequences of a spike's step that are named."""
 
 _POLL_SECONDS = 0.002
 """Between two looks at a step: a step of half a second is timed to half a percent."""
@@ -98,6 +106,7 @@ class _PendingStep(NamedTuple):
     links: Mapping[str, LinkTraffic]
     end: Future[float]
     """The time at which the metrics are there."""
+    host: HostTimes
 
 
 @dataclasses.dataclass
@@ -133,6 +142,10 @@ class TrainingLoop(Generic[State]):
     """Comparison of the steps with the plan, on the process that logs; None without a plan."""
     replanning: Replanning | None = None
     """Plans for links that change, on every process; None: the plan stays."""
+    ledger: GoodputLedger | None = None
+    """The ledger of seconds, on the process that writes the run's files."""
+    events: EventLog | None = None
+    """The log of events, on the same process."""
 
     def __post_init__(self) -> None:
         self.validation: dict[str, list[tuple[int, float]]] = {}
@@ -145,6 +158,8 @@ class TrainingLoop(Generic[State]):
         """Sequences of the data that all steps consumed."""
         self._clock = time.monotonic()
         self._tokens_per_second: list[float] = []
+        self._apart: dict[str, float] = {}
+        self._spikes = {name: SpikeDetector() for name in ("loss", "gradient_norm")}
 
     @property
     def median_tokens_per_second(self) -> float:
@@ -192,12 +207,14 @@ class TrainingLoop(Generic[State]):
             requests = {"stop": stop, "save": self.checkpointer.due()}
             with self.watchdog.data(done + 1):
                 batch = next(batches)
+            ready = time.monotonic()
             with self.watchdog.dispatch(done + 1):
                 state, metrics = self.runtime.step(state, batch, requests)
+            host = HostTimes(ready, time.monotonic())
             done += 1
             self.consumed += self.runtime.sequences
             links, ended = self.runtime.link_traffic(), self._ends.of(metrics)
-            self._pending.append(_PendingStep(done, self.consumed, metrics, links, ended))
+            self._pending.append(_PendingStep(done, self.consumed, metrics, links, ended, host))
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
             validate = done % config.evaluation.interval == 0 or done == config.steps
@@ -221,15 +238,17 @@ class TrainingLoop(Generic[State]):
 
     def _saved(self, step: int) -> bool:
         """Wait for the save in the background; return False if it failed."""
-        with self.watchdog.step(step, "save"):
+        with self.watchdog.step(step, "save"), self._spent("saving"):
             return self.checkpointer.wait()
 
     def _finish_oldest(self) -> None:
-        step, consumed, pending, links, end = self._pending.popleft()
+        step, consumed, pending, links, end, host = self._pending.popleft()
         with self.watchdog.step(step):
             metrics = {name: float(value) for name, value in jax.device_get(pending).items()}
             ended = end.result()
-        seconds, self._clock = ended - self._clock, ended
+        waiting = sum(sum(link.wait_seconds.values()) for link in links.values()) if links else None
+        seconds = split_seconds(self._clock, host, ended, waiting)
+        self._clock = ended
         self._record(step, consumed, metrics, links, seconds)
         self.stopped_early |= metrics["stop"] > 0
         self._save_asked |= metrics["save"] > 0
@@ -256,9 +275,9 @@ class TrainingLoop(Generic[State]):
         consumed: int,
         metrics: dict[str, float],
         links: Mapping[str, LinkTraffic],
-        seconds: float,
+        parts: StepSeconds,
     ) -> None:
-        facts = self.facts
+        facts, seconds = self.facts, parts.total
         tokens_per_second = facts.tokens_per_step / seconds
         self._tokens_per_second.append(tokens_per_second)
         utilization = facts.model_flops_utilization(tokens_per_second)
@@ -266,8 +285,15 @@ class TrainingLoop(Generic[State]):
             "loss": metrics["loss"],
             "gradient_norm": metrics["gradient_norm"],
             "learning_rate": metrics["learning_rate"],
+            "time": time.time(),
+            "tokens": consumed * self.config.batch.sequence_length,
             "tokens_per_second": tokens_per_second,
+            "tokens_per_second_per_device": tokens_per_second / facts.devices,
             "seconds": seconds,
+            "seconds/data": parts.data,
+            "seconds/device": parts.device,
+            "seconds/validation": self._apart.pop("validation", 0.0),
+            "seconds/save": self._apart.pop("saving", 0.0),
             "targets": metrics["targets"],
             "global_batch_size": self.runtime.sequences,
             "consumed_sequences": consumed,
@@ -276,7 +302,11 @@ class TrainingLoop(Generic[State]):
             "save_seconds": self.checkpointer.blocked_seconds,
             "compilations": self.compilations.count,
         }
+        # Islands walk the messages in the call that dispatches a step.
+        host, host_seconds = ("waiting", parts.waiting) if links else ("dispatch", parts.dispatch)
+        values[f"seconds/{host}"] = host_seconds
         values |= {name: metrics[name] for name in OF_SOME_RUNS if name in metrics}
+        values |= peak_memory()
         figures = {"loss": f"{metrics['loss']:.4f}", "": quantity(tokens_per_second, "tokens/s")}
         if utilization is not None:
             values["mfu"] = utilization
@@ -292,17 +322,71 @@ class TrainingLoop(Generic[State]):
         if metrics["skipped_in_a_row"]:
             scale = metrics.get("loss_scale")
             at = "" if scale is None else f" at a loss scale of 2^{math.log2(scale):.0f}"
-            self.log(
-                f"step {step}: the loss or the gradient is not finite{at}; the step is skipped"
+            self._tell(
+                step, "skipped", f"the loss or the gradient is not finite{at}; the step is skipped"
             )
+        self._note_spikes(step, consumed, metrics)
         if self.writer is not None:
             self.writer.write(step, values)
         if self.progress is not None:
             self.progress.update(step, consumed, figures)
         if self.comparison is not None:
             self.comparison.record(step, seconds, links)
+        if self.ledger is not None:
+            waits = {site: sum(link.wait_seconds.values()) for site, link in links.items()}
+            self.ledger.step(step, seconds, parts.data, waits)
+
+    def _note_spikes(self, step: int, consumed: int, metrics: Mapping[str, float]) -> None:
+        """Tell of a loss or norm far above those before, with the data that this process read."""
+        if self.events is None:
+            return
+        for name, detector in self._spikes.items():
+            median = detector.is_spike(metrics[name])
+            if median is not None:
+                words = name.replace("_", " ")
+                self._tell(
+                    step,
+                    "spike",
+                    f"{words} {metrics[name]:.4g} after a median of {median:.4g}; this process "
+                    f"read {self._data_before(consumed)}",
+                )
+
+    def _data_before(self, consumed: int) -> str:
+        """Name the sources and places of what this process read of the step up to `consumed`."""
+        origins = self.loader.origins(consumed - self.runtime.sequences)
+        named = [
+            f"'{origin.source}'" + ("" if origin.start is None else f" from token {origin.start:,}")
+            for origin in origins[:_SHOWN_ORIGINS]
+        ]
+        first, last = origins[0].number, origins[-1].number
+        more = len(origins) - len(named)
+        return f"sequences {first:,} to {last:,}: {', '.join(named)}" + (
+            f" and {more} more" if more else ""
+        )
+
+    def _tell(self, step: int, kind: EventKind, text: str) -> None:
+        """Show an event and note it."""
+        self.log(f"step {step}: {text}")
+        if self.events is not None:
+            self.events.note(step, kind, text)
+
+    @contextlib.contextmanager
+    def _spent(self, kind: Literal["validation", "saving", "compiling"]) -> Iterator[None]:
+        """Count the seconds of work between steps."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            seconds = time.monotonic() - began
+            self._apart[kind] = self._apart.get(kind, 0.0) + seconds
+            if self.ledger is not None:
+                self.ledger.spend(kind, seconds)
 
     def _validate(self, state: State, step: int) -> None:
+        with self._spent("validation"):
+            self._validate_all(state, step)
+
+    def _validate_all(self, state: State, step: int) -> None:
         for name in self.loader.validation_names:
             sums = []
             batches = iter(self.loader.validation(name))
@@ -317,11 +401,11 @@ class TrainingLoop(Generic[State]):
             self.validation.setdefault(name, []).append((step, value))
             if self.writer is not None:
                 self.writer.write(step, {f"validation/{name}": value})
-            self.log(f"step {step}: validation loss {value:.4f} on '{name}'")
+            self._tell(step, "validation", f"validation loss {value:.4f} on '{name}'")
 
     def _take_batches_of(self, sequences: int, step: int) -> None:
         """Go on with batches of another size after a step; none is under way."""
-        with self.watchdog.step(step, "plan"):
+        with self.watchdog.step(step, "plan"), self._spent("compiling"):
             timeout = self.config.watchdog.first_step_seconds
             self.runtime = resized(self.runtime, sequences, step, self.log, timeout)
         self.watchdog.expect_first_step()
@@ -336,20 +420,24 @@ class TrainingLoop(Generic[State]):
         """Go on with another step after a checkpoint, where the links are not as they were."""
         if self.replanning is None or self.stopped_early or step == self.config.steps:
             return state
-        with self.watchdog.step(step, "plan"):
+        with self.watchdog.step(step, "plan"), self._spent("compiling"):
             anew = self.replanning.replanned(self.runtime, step)
             if anew is None:
                 return state
             self.runtime = anew
+            if self.events is not None:
+                self.events.note(step, "replan", "goes on with another step; step.yaml has it")
             self.watchdog.expect_first_step()
             return anew.adopt(state)
 
     def _save(self, state: State, step: int) -> None:
         self._save_asked = False
         metadata = {**self.metadata, "consumed_sequences": self.consumed}
-        with self.watchdog.step(step, "save"):
+        with self.watchdog.step(step, "save"), self._spent("saving"):
             self._make_directory_again()
             self.save(self.runtime, step, state, metadata)
+        if self.events is not None:
+            self.events.note(step, "save", "the state is copied and being written")
 
     def _make_directory_again(self) -> None:
         """Make the run directory anew where it was removed; if that fails, so will the save.
