@@ -33,7 +33,7 @@ def loader_of(corpus):
 
 def test_sequences_are_those_of_the_batch_and_lie_where_they_say(mixed):
     loader = loader_of(mixed)
-    prepared = {source.name: source.prepared for source in mixed.sources}
+    prepared = {source.name: source.text for source in mixed.sources}
     batch = loader.batch(4)
     shown = training_sequences(loader, 4, batch, 99)
     assert [sequence.number for sequence in shown] == list(range(4 * BATCH, 5 * BATCH))
@@ -88,12 +88,12 @@ def test_figures_of_sources_tell_epochs_where_the_steps_are_known(two_prepared, 
     first, second = source_figures(mixed, SEQUENCE, 1000)
     assert (first.name, first.share, second.share) == ("left", 0.75, 0.25)
     assert first.epochs == pytest.approx(750 / windows)
-    assert first.documents == left.manifest.splits["train"].documents
+    assert first.text.documents == left.manifest.splits["train"].documents
     assert first.tokens == len(left.stream("train"))
     assert first.validation_tokens == len(left.stream("validation"))
-    assert not first.is_conversations
+    assert not first.text.are_conversations
     tokens = first.tokens + first.validation_tokens
-    assert first.bytes_per_token == pytest.approx(left.manifest.text_bytes / tokens)
+    assert first.text.bytes_per_token == pytest.approx(left.manifest.text_bytes / tokens)
     assert source_figures(mixed, SEQUENCE, None)[0].epochs is None
 
 
