@@ -164,7 +164,7 @@ def assert_epochs(corpus, length, seen):
     """Check that each epoch of a source, and the one under way, has each of its windows once."""
     windows = {}
     for source in corpus.sources:
-        of_source = SequenceWindows(source.prepared, "train", length)
+        of_source = SequenceWindows(source.text, "train", length)
         batches = (collate([of_source[n]], np.zeros(1, np.int32)) for n in range(len(of_source)))
         windows[source.name] = Counter(key(batch, 0) for batch in batches)
     shared = Counter(itertools.chain(*windows.values()))
