@@ -34,12 +34,12 @@ from wan_sides.link import Link, link
 from wan_sides.team import team, worker_environment
 from wan_sides.work import ROWS, SEQUENCE
 
+from geojax.job.cluster_env import VARIABLES
 from geojax.pipeline.simulation.stage_times import StageTimes
 from geojax.planner.cost.calibration import MEASURED
 from geojax.planner.cost.predict import predict
 from geojax.planner.cost.prediction import Prediction
 from geojax.planner.resolve.run_layout import layout_of_run
-from geojax.runtime.environment.cluster_env import VARIABLES
 from geojax.topology import Topology
 from geojax.wan import WanSettings
 

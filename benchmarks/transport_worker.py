@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from geojax.runtime.environment.island_env import IslandSettings
+from geojax.job.island_env import IslandSettings
 from geojax.transport import Membership, MessageKey, connect, staging
 
 SITES = ("east", "west")

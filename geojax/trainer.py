@@ -13,12 +13,12 @@ from geojax.data.corpus import check_sources
 from geojax.data.standard_library import open_standard_library
 from geojax.errors import UserError
 from geojax.inference.samples import sample_texts
+from geojax.job.cluster_env import ProcessSettings
 from geojax.models import Decoder
 from geojax.planner.fp8_products import check_fp8_products
 from geojax.planner.measured_timeline import draw
 from geojax.planner.resolve.resolve import resolve
 from geojax.runtime.advice.link_advice import advice_of_process
-from geojax.runtime.environment.cluster_env import ProcessSettings
 from geojax.settings import validate
 from geojax.train import trainer
 from geojax.train.agreed_step import keep

@@ -17,13 +17,13 @@ from geojax.islands.programs.values import StepInputs
 from geojax.islands.recording import Recorded
 from geojax.islands.site_state import site_layouts
 from geojax.islands.walk import Walk
+from geojax.job.island_env import IslandSettings
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline.schedule import Action
 from geojax.precision import policy
 from geojax.runtime import apply_xla_flags
-from geojax.runtime.environment.island_env import IslandSettings
 from geojax.runtime.xla_flags import expected_platform
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_shape, signals_on_mesh

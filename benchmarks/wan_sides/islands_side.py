@@ -15,13 +15,13 @@ import yaml
 from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.islands.island_plan import island_plan, make_site_mesh, sequences_of_site
+from geojax.job.island_env import IslandSettings
 from geojax.pipeline import simulate
 from geojax.pipeline.simulation.costs import Hop
 from geojax.planner.measured_timeline import draw
 from geojax.planner.resolve.pipeline_plan import costs_of_stages
 from geojax.planner.resolve.resolve import resolve
 from geojax.planner.resolve.site_schedule import event_schedule
-from geojax.runtime.environment.island_env import IslandSettings
 from geojax.step.plan import SIGNALS
 from geojax.train.islands.island_run import IslandRun
 from geojax.train.joined_sites import joined_sites

@@ -38,7 +38,7 @@ from geojax.cli.escaping import escaped
 from geojax.errors import RunError, UserError, is_disk_full
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
 from geojax.paths import resolved_path
-from geojax.runtime.environment.variables import check_environment
+from geojax.runtime.variables import check_environment
 from geojax.settings import validate
 from geojax.suggestions import did_you_mean
 

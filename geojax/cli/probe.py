@@ -86,9 +86,9 @@ def run(command: ProbeCommand, overrides: Sequence[str]) -> int:
 
     from geojax import runtime
     from geojax.cli.probe_tables import show
+    from geojax.job.cluster_env import complete
     from geojax.precision import policy
     from geojax.probe import CHECKS, ProbeContext, probe
-    from geojax.runtime.environment.cluster_env import complete
     from geojax.topology import Topology
 
     described = Topology.load(config.topology) if config and config.topology else None
@@ -141,8 +141,8 @@ def _stage_times(config: "RunConfig", context: "ProbeContext") -> "StageTimes":
 
 
 def _processes(simulate: int | None, config: "RunConfig | None") -> "ProcessSettings":
+    from geojax.job.cluster_env import VARIABLES
     from geojax.runtime import ProcessSettings
-    from geojax.runtime.environment.cluster_env import VARIABLES
 
     # A launcher that spreads a job over more processes says how many devices each simulates.
     if (

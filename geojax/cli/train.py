@@ -44,8 +44,8 @@ def run(command: TrainCommand, overrides: Sequence[str]) -> int:
     """Train, and return the exit code: 0 at the end, 130 after Ctrl-C."""
     # Imported here, so that `geojax --help` need not wait for JAX.
     from geojax.config.run_config import RunConfig
+    from geojax.job.cluster_env import VARIABLES
     from geojax.runtime import ProcessSettings
-    from geojax.runtime.environment.cluster_env import VARIABLES
 
     config = RunConfig.load(command.config, overrides)
     from geojax.train.run import train

@@ -28,11 +28,11 @@ from typing import Annotated, Self
 import pydantic
 
 from geojax.errors import UserError
+from geojax.job.cluster_env import FIRST_PORT, KEY_VARIABLE
+from geojax.job.island_env import ISLANDS_PORT, guard_port, island_env
 from geojax.launch import reaper
 from geojax.launch.workers import Worker, new_key, worker_env
 from geojax.network_names import HostAndPort, HostPort, SiteName
-from geojax.runtime.environment.cluster_env import FIRST_PORT, KEY_VARIABLE
-from geojax.runtime.environment.island_env import ISLANDS_PORT, guard_port, island_env
 from geojax.runtime.rendezvous.sockets import is_loopback
 from geojax.settings import Settings, load_yaml, validate
 

@@ -1,7 +1,7 @@
 """Workers: the processes of a run as the launcher starts them, with command, host and variables.
 
 All run the same command, and each learns its index and site from variables
-(`geojax.runtime.environment.cluster_env`).
+(`geojax.job.cluster_env`).
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from geojax.errors import UserError
+from geojax.job.cluster_env import KEY_VARIABLE, VARIABLES
+from geojax.job.island_env import guard_port, island_env
 from geojax.launch import reaper
-from geojax.runtime.environment.cluster_env import KEY_VARIABLE, VARIABLES
-from geojax.runtime.environment.island_env import guard_port, island_env
 from geojax.wan import EmulatedWan
 
 

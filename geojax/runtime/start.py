@@ -9,13 +9,12 @@ import sys
 import jax
 
 from geojax.errors import RunError, UserError
+from geojax.job.cluster_env import KEY_VARIABLE, ProcessSettings, complete
 from geojax.mesh import register_processes
 from geojax.network_names import HostPort
 from geojax.runtime.barrier import barrier
 from geojax.runtime.device_memory import take_memory_fraction
 from geojax.runtime.devices import simulate_devices
-from geojax.runtime.environment.cluster_env import KEY_VARIABLE, ProcessSettings, complete
-from geojax.runtime.environment.variables import check_environment
 from geojax.runtime.jax_private import backend_runs, coordination_client
 from geojax.runtime.key_value_store import sign_with
 from geojax.runtime.liveness.exit_messages import register_process_names
@@ -26,6 +25,7 @@ from geojax.runtime.liveness.peer_monitor import (
 )
 from geojax.runtime.platform import platform_named
 from geojax.runtime.rendezvous import Presence, join
+from geojax.runtime.variables import check_environment
 from geojax.runtime.xla_flags import apply_xla_flags, expected_platform
 from geojax.topology import Process
 
@@ -44,7 +44,7 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
     """Start this process's part of the job, before the first JAX operation.
 
     Settings that are left open come from GEOJAX_* variables, SLURM or Kubernetes (see
-    `geojax.runtime.environment.cluster_env`). Afterwards `jax.devices()` are the devices of all
+    `geojax.job.cluster_env`). Afterwards `jax.devices()` are the devices of all
     processes and `make_mesh` knows the sites.
 
     Returns:

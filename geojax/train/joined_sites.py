@@ -17,10 +17,10 @@ from geojax.islands.exchange import Exchange
 from geojax.islands.island_plan import process_groups, site_parts, site_programs, stage_meshes
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.stage_lists import action_lists, offer_limit_bytes
+from geojax.job.cluster_env import ProcessSettings
+from geojax.job.island_env import VARIABLES, IslandSettings
 from geojax.mesh import index_on_host
 from geojax.network_names import LAST_PORT
-from geojax.runtime.environment.cluster_env import ProcessSettings
-from geojax.runtime.environment.island_env import VARIABLES, IslandSettings
 from geojax.settings import leaves_by_key
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step

@@ -23,8 +23,8 @@ import pydantic
 
 from geojax.config.run_config import RunConfig
 from geojax.errors import MissingProcessesError, UserError
-from geojax.runtime.environment.cluster_env import ProcessSettings, complete
-from geojax.runtime.environment.island_env import IslandSettings
+from geojax.job.cluster_env import ProcessSettings, complete
+from geojax.job.island_env import IslandSettings
 from geojax.runtime.rendezvous import Everyone
 from geojax.settings import Settings
 from geojax.step.resolved import DescribedDevice, RuntimeDevices, Step

@@ -8,8 +8,8 @@ import jax
 from geojax import runtime
 from geojax.cache import cache_folder
 from geojax.config.run_config import RunConfig
-from geojax.runtime.environment.cluster_env import ProcessSettings, complete
-from geojax.runtime.environment.island_env import IslandSettings, island_settings
+from geojax.job.cluster_env import ProcessSettings, complete
+from geojax.job.island_env import IslandSettings, island_settings
 from geojax.topology import Process
 from geojax.train.joined_sites import require_sites
 

@@ -31,12 +31,12 @@ from geojax.islands.island_plan import (
     sequences_of_site,
 )
 from geojax.islands.stage_transport import between_sites
+from geojax.job.cluster_env import ProcessSettings, complete
+from geojax.job.island_env import IslandSettings
 from geojax.mesh import leads_site, site_names
 from geojax.models import OwnModel
 from geojax.models.huggingface.checkpoint import other_settings
 from geojax.runtime.compilation import CompilationCounter
-from geojax.runtime.environment.cluster_env import ProcessSettings, complete
-from geojax.runtime.environment.island_env import IslandSettings
 from geojax.step.batches import sequences_of_process
 from geojax.step.config_plan import make_run_mesh, step_plan
 from geojax.step.plan import StepPlan

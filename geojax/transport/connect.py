@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from geojax.errors import MissingProcessesError, RunError
+from geojax.job.island_env import IslandSettings
 from geojax.network_names import HostPort
 from geojax.runtime import rendezvous
-from geojax.runtime.environment.island_env import IslandSettings
 from geojax.transport import private
 from geojax.transport.control import ControlConnection
 from geojax.transport.control_handshake import Party, PeerRoute

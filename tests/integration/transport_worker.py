@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from geojax.errors import RunError
-from geojax.runtime.environment.island_env import IslandSettings
+from geojax.job.island_env import IslandSettings
 from geojax.transport import Membership, MessageKey, Staging, connect
 
 

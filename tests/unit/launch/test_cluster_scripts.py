@@ -10,8 +10,8 @@ import yaml
 from pydantic import ValidationError
 from support.jobset import JobSet
 
-from geojax.runtime.environment.cluster_env import ProcessSettings, complete
-from geojax.runtime.environment.island_env import ISLANDS_PORT, island_settings
+from geojax.job.cluster_env import ProcessSettings, complete
+from geojax.job.island_env import ISLANDS_PORT, island_settings
 
 LAUNCH = Path(__file__).resolve().parents[3] / "launch"
 KEY = "0123456789abcdef" * 2

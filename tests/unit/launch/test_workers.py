@@ -12,9 +12,9 @@ import pytest
 
 from geojax.cli.launch import LaunchCommand, _sites, run
 from geojax.errors import UserError
+from geojax.job.cluster_env import ProcessSettings, complete
+from geojax.job.island_env import island_settings
 from geojax.launch import Hosts, Output, as_islands, local_workers, supervise
-from geojax.runtime.environment.cluster_env import ProcessSettings, complete
-from geojax.runtime.environment.island_env import island_settings
 from geojax.settings import validate
 from geojax.wan import EmulatedSite, EmulatedWan, WanSettings
 

@@ -15,7 +15,7 @@ from support.ports import free_port
 from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
 from geojax.errors import MissingProcessesError, UserError
-from geojax.runtime.environment.island_env import IslandSettings
+from geojax.job.island_env import IslandSettings
 from geojax.step.resolved import Origin, Step
 from geojax.step.step_file import MOST_BYTES, origin_of, read_step, write_step
 from geojax.train import run_step

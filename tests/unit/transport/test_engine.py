@@ -23,7 +23,7 @@ from support.processes import PATIENCE_SECONDS, wait_until
 from support.tcp_resets import connections, reset
 
 from geojax.errors import MissingProcessesError, RunError, UserError
-from geojax.runtime.environment.island_env import IslandSettings
+from geojax.job.island_env import IslandSettings
 from geojax.transport import Membership, MessageKey, Staging, connect, staging
 
 KEY = MessageKey(step=5, kind="bucket", chunk=1)

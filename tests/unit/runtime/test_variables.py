@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from geojax.errors import UserError
-from geojax.runtime.environment.cluster_env import VARIABLES
-from geojax.runtime.environment.variables import check_environment
+from geojax.job.cluster_env import VARIABLES
+from geojax.runtime.variables import check_environment
 
 
 @pytest.fixture(autouse=True)
 def _as_before_a_backend(monkeypatch):
-    monkeypatch.setattr("geojax.runtime.environment.variables.backend_runs", lambda: False)
+    monkeypatch.setattr("geojax.runtime.variables.backend_runs", lambda: False)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_flags_that_xla_dies_of_are_refused(flags, problem):
     """XLA reads its flags once in a process, and this one may have compiled already."""
     environment = os.environ | {"XLA_FLAGS": flags, "PYTHONPATH": os.pathsep.join(sys.path)}
     program = (
-        "import os; from geojax.runtime.environment.variables import check_environment; "
+        "import os; from geojax.runtime.variables import check_environment; "
         "check_environment(os.environ)"
     )
     command = [sys.executable, "-c", program]

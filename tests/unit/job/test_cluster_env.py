@@ -1,7 +1,7 @@
 import pytest
 
 from geojax.errors import UserError
-from geojax.runtime.environment.cluster_env import ProcessSettings, complete, first_host
+from geojax.job.cluster_env import ProcessSettings, complete, first_host
 
 SLURM = {
     "SLURM_JOB_ID": "4242",

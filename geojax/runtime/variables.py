@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from jaxlib import xla_client
 
 from geojax.errors import UserError
-from geojax.runtime.environment.cluster_env import VARIABLES
-from geojax.runtime.environment.island_env import VARIABLES as ISLAND_VARIABLES
+from geojax.job.cluster_env import VARIABLES
+from geojax.job.island_env import VARIABLES as ISLAND_VARIABLES
 from geojax.runtime.jax_private import backend_runs
 from geojax.suggestions import did_you_mean
 

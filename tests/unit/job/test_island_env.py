@@ -3,7 +3,7 @@
 import pytest
 
 from geojax.errors import UserError
-from geojax.runtime.environment.island_env import (
+from geojax.job.island_env import (
     VARIABLES,
     guard_port,
     island_env,

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 import pydantic
 
 from geojax.errors import UserError
+from geojax.job.cluster_env import FIRST_PORT, Key
+from geojax.job.cluster_env import VARIABLES as PROCESS_VARIABLES
 from geojax.network_names import LAST_PORT, Host, HostAndPort, Port, SiteName, address_of
-from geojax.runtime.environment.cluster_env import FIRST_PORT, Key
-from geojax.runtime.environment.cluster_env import VARIABLES as PROCESS_VARIABLES
 from geojax.settings import Settings, validate
 
 

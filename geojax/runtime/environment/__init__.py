@@ -1,1 +1,0 @@
-"""The environment of a process: variables, and its place in a job and among sites."""
