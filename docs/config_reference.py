@@ -8,14 +8,14 @@ committed page differs from what this script writes.
 
 from pathlib import Path
 
-from geojax.cli.settings import Section, sections
-from geojax.config.run_config import RunConfig
+from geojax.cli.config_keys import Section, config_sections
 
 PAGE = Path(__file__).resolve().parent / "config-reference.md"
 OPENING = """# Config reference
 
 The tables list every key of the YAML file that `geojax train`, `plan` and `probe` read.
-Write a key as `--section.key value` on their command lines. `geojax settings` prints the same list.
+Write a key as `--section.key value` on their command lines.
+`geojax train --help SECTION` prints the keys of a section.
 `python docs/config_reference.py` writes this page from the settings classes.
 """
 
@@ -35,7 +35,7 @@ def of_section(section: Section) -> str:
 
 def page() -> str:
     """The whole page."""
-    return "\n".join([OPENING, *map(of_section, sections(RunConfig))])
+    return "\n".join([OPENING, *map(of_section, config_sections())])
 
 
 if __name__ == "__main__":

@@ -28,6 +28,24 @@ class UserError(ValueError):
         """The message without what would be right, which may be another command's option."""
         return str(self).partition(";")[0]
 
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The message, a line for each mistake."""
+        return (str(self),)
+
+
+class MistakesError(UserError):
+    """The mistakes of a config, each a line of the message."""
+
+    def __init__(self, lines: Sequence[str]):
+        super().__init__("\n".join(lines))
+        self._lines = tuple(lines)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The mistakes."""
+        return self._lines
+
 
 class RunError(RuntimeError):
     """A run that began well and cannot go on: it diverged, or lost contact with a process.

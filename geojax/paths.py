@@ -74,6 +74,15 @@ def resolved_path(path: str | Path) -> Path:
     return resolved
 
 
+def shown_path(path: Path) -> str:
+    """Make a path relative to the current folder, if it lies below."""
+    try:
+        below = path.resolve().is_relative_to(Path.cwd())
+    except OSError:  # the current folder has been removed
+        below = False
+    return os.path.relpath(path) if below else str(path)
+
+
 def _is_in_a_circle(path: Path) -> bool:
     """Return True if links on the way lead to each other, which `resolve` says up to 3.12 only."""
     try:

@@ -16,12 +16,20 @@ k, M, G, T and P are powers of 1000, Ki, Mi, Gi and Ti of 1024.
 A field annotated with one of the types below holds the number in the base unit after validation.
 """
 
+import dataclasses
 import re
-from collections.abc import Callable
 from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
+
+
+@dataclasses.dataclass(frozen=True)
+class InWords:
+    """A mark of a type: its name in help."""
+
+    words: str
+
 
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -46,8 +54,8 @@ _COMPUTE_UNITS = {
 }
 
 
-def _reader(base: str, units: dict[str, Fraction], example: str) -> Callable[[Any], Any]:
-    """Make a function that turns "21ms" into 0.021 and leaves other types to pydantic."""
+def _reader(base: str, units: dict[str, Fraction], example: str) -> BeforeValidator:
+    """Make the validator that turns "21ms" into 0.021 and leaves other types to pydantic."""
 
     def read(value: Any) -> Any:
         if not isinstance(value, str):
@@ -63,7 +71,7 @@ def _reader(base: str, units: dict[str, Fraction], example: str) -> Callable[[An
             raise ValueError(f"'{match[1]}' in '{value}' is not a number") from None
         return int(exact) if exact.denominator == 1 else float(exact)
 
-    return read
+    return BeforeValidator(read, json_schema_input_type=float | str)
 
 
 Count = Annotated[int, Field(gt=0, le=2**20)]
@@ -79,47 +87,55 @@ SimulatedDevices = Annotated[int, Field(gt=0, le=2**10)]
 """A number of CPU devices that one process simulates; starting them takes quadratic time."""
 
 Seconds = Annotated[
-    float, BeforeValidator(_reader("seconds", _TIME_UNITS, "21ms, 4us, 0.5s")), Field(ge=0, le=1e8)
+    float,
+    _reader("seconds", _TIME_UNITS, "21ms, 4us, 0.5s"),
+    Field(ge=0, le=1e8),
+    InWords("a number of seconds"),
 ]
 """A duration in seconds, from zero to three years."""
 
 Bytes = Annotated[
-    int, BeforeValidator(_reader("bytes", _SIZE_UNITS, "80GB, 4MiB, 512B")), Field(gt=0, le=10**18)
+    int,
+    _reader("bytes", _SIZE_UNITS, "80GB, 4MiB, 512B"),
+    Field(gt=0, le=10**18),
+    InWords("a number of bytes"),
 ]
 """A size in bytes, from one to 10^18."""
 
 BytesPerSecond = Annotated[
     float,
-    BeforeValidator(_reader("bytes per second", _RATE_UNITS, "450GB/s, 100Gbit/s")),
+    _reader("bytes per second", _RATE_UNITS, "450GB/s, 100Gbit/s"),
     Field(ge=1, le=1e18),
+    InWords("a number of bytes per second"),
 ]
 """A bandwidth in bytes per second, from one to 10^18."""
 
 FlopsPerSecond = Annotated[
     float,
-    BeforeValidator(_reader("FLOP per second", _COMPUTE_UNITS, "989TFLOP/s, 1.979PFLOP/s")),
+    _reader("FLOP per second", _COMPUTE_UNITS, "989TFLOP/s, 1.979PFLOP/s"),
     Field(ge=1, le=1e21),
+    InWords("a number of FLOP per second"),
 ]
 """A rate of floating-point operations, from one to 10^21."""
 
 Share = Annotated[
     float,
-    BeforeValidator(_reader("parts of one", {"%": Fraction(1, 100)}, "0.1%, 0.001")),
+    _reader("parts of one", {"%": Fraction(1, 100)}, "0.1%, 0.001"),
     Field(ge=0, lt=1),
+    InWords("a share, such as 0.1%"),
 ]
 """A part of a whole, from zero to less than one."""
 
 Tokens = Annotated[
     float,
-    BeforeValidator(
-        _reader(
-            "tokens",
-            {"k": Fraction(10**3), "M": Fraction(10**6)}
-            | {"B": Fraction(10**9), "T": Fraction(10**12)},
-            "9T, 1.5B",
-        )
+    _reader(
+        "tokens",
+        {"k": Fraction(10**3), "M": Fraction(10**6)}
+        | {"B": Fraction(10**9), "T": Fraction(10**12)},
+        "9T, 1.5B",
     ),
     Field(gt=0, le=1e18),
+    InWords("a number of tokens"),
 ]
 """A number of tokens, to 10^18."""
 

@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from geojax.errors import UserError
 
@@ -13,6 +13,27 @@ _LONGEST_LIST = 150
 
 _ALIKE = 0.75
 """Least similarity: with less "tokenizer" would be taken for "optimizer"."""
+
+
+class ForeignNames(NamedTuple):
+    """Names that other software has for keys and values of a config; none of them is accepted."""
+
+    keys: Mapping[str, str]
+    """The key that is meant, with a value (key=value) or a remark after a blank if there is one, by
+    a name: a dotted key that is wrong in its section, or the last part of one."""
+    values: Mapping[str, Mapping[str, str]]
+    """Values that are meant, by the dotted key and the name."""
+
+    def key_of(self, key: str) -> str | None:
+        """Return the key that is meant by the unknown dotted `key`; None: nobody knows."""
+        named = key.casefold().replace("-", "_")
+        return self.keys.get(named) or self.keys.get(named.rpartition(".")[2])
+
+    def value_of(self, key: str, value: object) -> str | None:
+        """Return the value that is meant by an impossible `value` of a key; None: nobody knows."""
+        if not isinstance(value, str):
+            return None
+        return self.values.get(key, {}).get(value.casefold().replace("_", "-"))
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:

@@ -33,7 +33,7 @@ from geojax.accelerators import CATALOG, Accelerator, accelerator_named
 from geojax.errors import UserError
 from geojax.network_names import SiteName
 from geojax.quantities import BytesPerSecond, Count, Seconds
-from geojax.settings import Settings, load_yaml, preset_path, validate
+from geojax.settings import Settings, load_settings, preset_path
 
 
 class Link(Settings):
@@ -229,7 +229,7 @@ class Topology(Settings):
         text = str(name_or_path)
         is_path = isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml"))
         path = Path(name_or_path) if is_path else preset_path("topology", text)
-        return validate(cls, {"name": path.stem} | load_yaml(path), str(path))
+        return load_settings(cls, path, {"name": path.stem})
 
     @classmethod
     def from_processes(

@@ -6,7 +6,8 @@ document that would take PyYAML long or expand to much more than its text.
 """
 
 import re
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -31,8 +32,25 @@ class YamlError(ValueError):
         """Line of the error from 1; None if it is unknown."""
 
 
+class Document(NamedTuple):
+    """The content of a YAML text, and where its parts stand."""
+
+    content: Any
+    lines: dict[tuple[str, ...], int]
+    """Line, from 1, of each key and list item, by the keys and indices on the way to it."""
+
+
 def parse(text: str, most_bytes: int = MOST_BYTES) -> Any:
     """Parse the YAML `text` of up to `most_bytes` characters.
+
+    Raises:
+        YamlError: see `parse_document`.
+    """
+    return parse_document(text, most_bytes).content
+
+
+def parse_document(text: str, most_bytes: int = MOST_BYTES) -> Document:
+    """Parse the YAML `text` of up to `most_bytes` characters, and note the lines of its keys.
 
     Raises:
         YamlError: it is not YAML, gives a key twice, is too large or nested too deeply, or holds
@@ -46,7 +64,11 @@ def parse(text: str, most_bytes: int = MOST_BYTES) -> Any:
         line = text.count("\n", 0, error.position) + 1
         raise YamlError(str(error).splitlines()[0], line) from None
     try:
-        return loader.get_single_data()
+        node = loader.get_single_node()
+        if node is None:
+            return Document(None, {})
+        content = loader.construct_document(node)
+        return Document(content, dict(_lines(node, ())))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         parts = (getattr(error, name, None) for name in ("context", "problem"))
@@ -54,6 +76,22 @@ def parse(text: str, most_bytes: int = MOST_BYTES) -> Any:
         raise YamlError(problem, mark.line + 1 if mark else None) from None
     except _WRONG_VALUE as error:  # an escape such as \U00110000
         raise YamlError(str(error), loader.line + 1) from None
+
+
+def _lines(node: yaml.Node, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield the line of each part of a node that was constructed, so that merge keys are resolved.
+
+    The loader has bounded the levels and the number of parts, those of aliases included.
+    """
+    parts: list[tuple[str, yaml.Node, yaml.Node]] = []
+    if isinstance(node, yaml.MappingNode):
+        parts = [(key.value, key, value) for key, value in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = [(str(index), item, item) for index, item in enumerate(node.value)]
+    for name, start, value in parts:
+        below = (*path, name)
+        yield below, start.start_mark.line + 1
+        yield from _lines(value, below)
 
 
 class _Loader(yaml.SafeLoader):
@@ -160,6 +198,12 @@ _Loader.yaml_implicit_resolvers = {
 # YAML 1.1, which PyYAML follows, takes 1e-3 for a string because it has no dot.
 _NUMBER = re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789"))
+
+
+def one_line(value: Any) -> str:
+    """Write a value as YAML on one line."""
+    text: str = yaml.dump(value, None, Dumper, default_flow_style=True, width=10**6)
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 class Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]

@@ -27,7 +27,7 @@ from geojax.settings import Settings
 REGISTRY = ConstructorRegistry()
 """The rule by which tyro collects the arguments of a `Settings` class."""
 
-_ArgumentMark = type(tyro.conf.arg())
+ArgumentMark = type(tyro.conf.arg())
 
 
 class UncheckedArguments(NamedTuple):
@@ -52,10 +52,10 @@ class Argument(NamedTuple):
 def arguments_of(command: type[Any]) -> Iterator[Argument]:
     """Yield the arguments of a subcommand's class; a group without a name counts by its own."""
     hints = typing.get_type_hints(command, include_extras=True)
-    for field, is_required in _fields(command):
+    for field, is_required in fields_of(command):
         annotation = hints[field]
         metadata = getattr(annotation, "__metadata__", ())
-        marks: list[Any] = [each for each in metadata if type(each) is _ArgumentMark]
+        marks: list[Any] = [each for each in metadata if type(each) is ArgumentMark]
         names = [mark.name for mark in marks if mark.name is not None]
         if names == [""]:
             yield from arguments_of(typing.get_args(annotation)[0])
@@ -74,7 +74,7 @@ def _may_stand_alone(annotation: Any) -> bool:
     return annotation is bool or (bool(lists) and types.NoneType in members)
 
 
-def _fields(command: type[Any]) -> Iterator[tuple[str, bool]]:
+def fields_of(command: type[Any]) -> Iterator[tuple[str, bool]]:
     """Yield the name of each field, and True if an instance cannot be had without it."""
     if issubclass(command, Settings):
         for name, field in command.model_fields.items():

@@ -35,7 +35,7 @@ _LEGEND = (
 )
 
 
-class ShowCommand(Settings):
+class DataShowCommand(Settings):
     """Show the data of a run as its model sees them: sources, a batch, and sequences of tokens.
 
     The argument is a run's YAML file, the directory of a run, which may be running, or one folder
@@ -90,7 +90,7 @@ class _Reading(NamedTuple):
     validation_sequences: int = 256
 
 
-def run(command: ShowCommand, overrides: Sequence[str]) -> int:
+def run(command: DataShowCommand, overrides: Sequence[str]) -> int:
     """Print what the command asks for and return the exit code 0.
 
     Raises:
@@ -127,7 +127,7 @@ def run(command: ShowCommand, overrides: Sequence[str]) -> int:
     return 0
 
 
-def _config(command: ShowCommand, path: Path, overrides: Sequence[str]) -> "RunConfig":
+def _config(command: DataShowCommand, path: Path, overrides: Sequence[str]) -> "RunConfig":
     """Read the config of a run, from its YAML file or its directory.
 
     Raises:
@@ -190,7 +190,7 @@ def _check_shards(folders: Sequence[Path], *, whole: bool) -> None:
         )
 
 
-def _of_folder(command: ShowCommand, folder: Path) -> _Reading:
+def _of_folder(command: DataShowCommand, folder: Path) -> _Reading:
     """Read a folder as a run of it alone would."""
     from geojax.data import Corpus, Prepared, Source
     from geojax.data.batch_ramp import BatchRamp
@@ -224,7 +224,7 @@ def _of_config(config: "RunConfig") -> _Reading:
     )
 
 
-def _read(command: ShowCommand, reading: _Reading) -> "tuple[list[ShownSequence], Batch]":
+def _read(command: DataShowCommand, reading: _Reading) -> "tuple[list[ShownSequence], Batch]":
     """Read the batch that is shown, or the first part of a large one.
 
     Raises:
@@ -331,7 +331,7 @@ def _table(sources: "Sequence[SourceFigures]") -> Table:
 
 
 def _print_sequences(
-    command: ShowCommand,
+    command: DataShowCommand,
     reading: _Reading,
     sequences: "Sequence[ShownSequence]",
     batch: "Batch",

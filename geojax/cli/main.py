@@ -4,7 +4,6 @@ import atexit
 import contextlib
 import dataclasses
 import errno
-import inspect
 import io
 import itertools
 import operator
@@ -14,64 +13,18 @@ import re
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, NoReturn, get_args, get_type_hints
-
-import tyro
+from typing import Any, NoReturn, get_type_hints
 
 import geojax
-from geojax.cli import (
-    data,
-    data_show,
-    evaluate,
-    export,
-    generate,
-    launch,
-    plan,
-    plan_options,
-    probe,
-    settings,
-    train,
-    wan,
-)
-from geojax.cli.arguments import REGISTRY, UncheckedArguments, arguments_of
 from geojax.cli.escaping import escaped
+from geojax.cli.verbs import GROUPS, RENAMED, VERBS, arguments_class, imported, module_of
 from geojax.errors import RunError, UserError, is_disk_full
 from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
-from geojax.paths import resolved_path
-from geojax.runtime.variables import check_environment
-from geojax.settings import validate
 from geojax.suggestions import did_you_mean
 
-Subcommand = (
-    Annotated[train.TrainCommand, tyro.conf.subcommand("train")]
-    | Annotated[plan_options.PlanCommand, tyro.conf.subcommand("plan")]
-    | Annotated[settings.SettingsCommand, tyro.conf.subcommand("settings")]
-    | Annotated[probe.ProbeCommand, tyro.conf.subcommand("probe")]
-    | Annotated[export.ExportCommand, tyro.conf.subcommand("export")]
-    | Annotated[generate.GenerateCommand, tyro.conf.subcommand("generate")]
-    | Annotated[evaluate.EvaluateCommand, tyro.conf.subcommand("evaluate")]
-    | Annotated[data.PrepareCommand, tyro.conf.subcommand("data prepare")]
-    | Annotated[data_show.ShowCommand, tyro.conf.subcommand("data show")]
-    | Annotated[launch.LaunchCommand, tyro.conf.subcommand("launch")]
-    | Annotated[wan.WanUpCommand, tyro.conf.subcommand("wan up")]
-    | Annotated[wan.WanDownCommand, tyro.conf.subcommand("wan down")]
-    | Annotated[wan.WanStatusCommand, tyro.conf.subcommand("wan status")]
-    | Annotated[wan.WanCutCommand, tyro.conf.subcommand("wan cut")]
-    | Annotated[wan.WanRestoreCommand, tyro.conf.subcommand("wan restore")]
-)
-
-_COMMANDS: dict[str, type[Any]] = {
-    marker.name: command for command, marker in map(get_args, get_args(Subcommand))
-}
 _HELP = ("-h", "--help")
 _WRONG_PATHS = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
-_LONGEST_MESSAGE = 490
-_RENAMED = {
-    "memory": "plan",
-    "compile": "plan --compile",
-    "simulate": "plan --schedules",
-    "wan mend": "wan restore",
-}
+_LONGEST_LINE = 490
 
 
 def main() -> None:
@@ -108,75 +61,73 @@ def run(arguments: list[str]) -> int:
             return 0
         return _run(arguments)
     except UserError as error:
-        return _end(f"error: {error}", FAILURE if is_disk_full(error) else USAGE)
+        lines = [f"error: {line}" for line in error.lines]
+        return _end(lines, FAILURE if is_disk_full(error) else USAGE)
     except RunError as error:
-        return _end(f"error: {error}", FAILURE)
+        return _end([f"error: {error}"], FAILURE)
     except OSError as error:
         is_full = is_disk_full(error)
         if not is_full and (error.errno not in _WRONG_PATHS or error.filename is None):
             return _unexpected()
         where = "" if error.filename is None else f"{error.filename}: "
-        return _end(f"error: {where}{error.strerror}", FAILURE if is_full else USAGE)
+        return _end([f"error: {where}{error.strerror}"], FAILURE if is_full else USAGE)
     except KeyboardInterrupt:
-        return _end("interrupted", INTERRUPTED)
+        return _end(["interrupted"], INTERRUPTED)
     except Exception:
         return _unexpected()
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments[0] in ("data", "wan"):  # a subcommand of two words
+    if arguments[0] in GROUPS:  # a verb of two words
         arguments = [" ".join(arguments[:2]), *arguments[2:]]
     launched: list[str] = []
     if arguments[0] == "launch" and "--" in arguments:  # the rest belongs to another command
         separator = arguments.index("--")
         arguments, launched = arguments[:separator], arguments[separator + 1 :]
-    _check_name(arguments[0])
-    check_environment(os.environ)
+    name = arguments[0]
+    _check_name(name)
+    if not {*_HELP}.isdisjoint(arguments):
+        print(_help(arguments))
+        return 0
     _check_options(arguments)
     command, unknown = _parse(_config_first(arguments))
-    if isinstance(command, train.TrainCommand):
-        return train.run(command, unknown)
-    if isinstance(command, plan_options.PlanCommand):
-        return plan.run(command, unknown)
-    if isinstance(command, probe.ProbeCommand):
-        return probe.run(command, unknown)
-    if isinstance(command, data_show.ShowCommand):
-        return data_show.run(command, unknown)
-    if isinstance(command, launch.LaunchCommand):
-        if unknown and not unknown[0].startswith("-"):
-            raise UserError(
-                f"geojax launch: '{unknown[0]}' is no option; put -- before the command that is "
-                f"launched: geojax launch -- {' '.join(unknown)}"
-            )
-        _refuse(unknown, arguments[0])
-        return launch.run(command, launched)
-    _refuse(unknown, arguments[0])
-    if isinstance(command, settings.SettingsCommand):
-        return settings.run(command)
-    if isinstance(command, wan.WanCommand):
-        return wan.run(command)
-    if isinstance(command, export.ExportCommand):
-        return export.run(command)
-    if isinstance(command, generate.GenerateCommand):
-        return generate.run(command)
-    if isinstance(command, evaluate.EvaluateCommand):
-        return evaluate.run(command)
-    return data.run(command)
+    if name == "launch" and unknown and not unknown[0].startswith("-"):
+        raise UserError(
+            f"geojax launch: '{unknown[0]}' is no option; put -- before the command that is "
+            f"launched: geojax launch -- {' '.join(unknown)}"
+        )
+    if unknown and not VERBS[name].changes_settings:
+        raise UserError(f"unknown argument {unknown[0]}; see geojax {name} --help")
+    module = module_of(name)
+    if name == "train":  # JAX takes a second to come
+        module.announce(command, unknown)
+    imported("jax")
+    imported("geojax.runtime.variables").check_environment(os.environ)
+    if VERBS[name].changes_settings:
+        return int(module.run(command, unknown))
+    return int(module.run(command, launched) if name == "launch" else module.run(command))
 
 
 def _overview() -> str:
-    """List the subcommands, each with the first sentence of its help."""
-    width = max(map(len, _COMMANDS))
-    lines = [
-        "usage: geojax COMMAND ...; geojax COMMAND --help explains one",
-        "",
-        "Train transformers across data centers.",
-        "",
-    ]
-    for name, command in _COMMANDS.items():
-        summary, _, _ = (inspect.getdoc(command) or "").partition("\n\n")
-        lines.append(f"  {name:{width}}  {' '.join(summary.split())}")
-    return "\n".join(lines)
+    from geojax.cli.help_pages import overview
+
+    return overview()
+
+
+def _help(arguments: Sequence[str]) -> str:
+    """Return the help of a verb, or of the section of the config that stands after --help.
+
+    Raises:
+        UserError: the config has no such section.
+    """
+    from geojax.cli.help_pages import help_of_section, help_of_verb
+
+    name, *words = arguments
+    asked = next(index for index, word in enumerate(words) if word in _HELP)
+    sections = [word for word in words[asked + 1 :] if not word.startswith("-")]
+    if sections and VERBS[name].changes_settings:
+        return help_of_section(sections[0])
+    return help_of_verb(name)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
@@ -186,15 +137,17 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         UserError: an option lacks its value, or has one that is not possible. Tyro prints that in a
             box with the option's help.
     """
+    import tyro
+
+    from geojax.cli.arguments import REGISTRY, UncheckedArguments
+    from geojax.settings import validate
+
+    name, *words = arguments
     box = io.StringIO()
     try:
         with contextlib.redirect_stderr(box), REGISTRY:
             command, unknown = tyro.cli(
-                Subcommand,
-                prog="geojax",
-                description="Train transformers across data centers.",
-                args=arguments,
-                return_unknown_args=True,
+                arguments_class(name), prog=f"geojax {name}", args=words, return_unknown_args=True
             )
     except SystemExit as end:
         if not end.code:
@@ -205,10 +158,11 @@ def _parse(arguments: Sequence[str]) -> tuple[Any, list[str]]:
         paragraph = itertools.takewhile(bool, itertools.dropwhile(operator.not_, lines))
         problem = " ".join(paragraph).rstrip(".")
         if absent := re.match(r"Missing from .*?: (--\S+ \S+|\S+) (.*?)\.? \(required\)", problem):
-            name, meaning = absent.groups()
-            problem = f"{name} is missing; it would be the {meaning[:1].lower()}{meaning[1:]}"
-        raise UserError(f"geojax {arguments[0]}: {problem}") from None
-    name = arguments[0]
+            option, meaning = absent.groups()
+            if meaning[1:2].islower():  # no acronym
+                meaning = f"{meaning[:1].lower()}{meaning[1:]}"
+            problem = f"{option} is missing; it would be the {meaning}"
+        raise UserError(f"geojax {name}: {problem}") from None
     if isinstance(command, UncheckedArguments):
         given = command.values | _resolved_paths(command.values, name)
         return validate(command.settings, given, f"geojax {name}"), unknown
@@ -221,8 +175,11 @@ def _resolved_paths(given: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises:
         UserError: one is no path.
     """
+    from geojax.cli.arguments import arguments_of
+    from geojax.paths import resolved_path
+
     resolved: dict[str, Any] = {}
-    for argument in arguments_of(_COMMANDS[name]):
+    for argument in arguments_of(arguments_class(name)):
         value = given.get(argument.field)
         paths = value if isinstance(value, tuple) else (value,)
         if argument.field == "config" or not paths or not isinstance(paths[0], pathlib.Path):
@@ -234,11 +191,6 @@ def _resolved_paths(given: Mapping[str, Any], name: str) -> dict[str, Any]:
             raise UserError(f"geojax {name}: {option}: {error}") from None
         resolved[argument.field] = paths if isinstance(value, tuple) else paths[0]
     return resolved
-
-
-def _refuse(unknown: Sequence[str], name: str) -> None:
-    if unknown:
-        raise UserError(f"unknown argument {unknown[0]}; see geojax {name} --help")
 
 
 def _check_text(arguments: Sequence[str]) -> None:
@@ -258,15 +210,15 @@ def _check_name(name: str) -> None:
     Raises:
         UserError: there is none; the message names the nearest.
     """
-    if name in _COMMANDS:
+    if name in VERBS:
         return
     if name.startswith("-"):
-        raise UserError(f"'{name}' stands before a subcommand; there are: {', '.join(_COMMANDS)}")
-    if name in _RENAMED:
-        raise UserError(f"geojax {name} is called geojax {_RENAMED[name]} now")
-    longer = [known for known in _COMMANDS if known.startswith(f"{name} ")]
+        raise UserError(f"'{name}' stands before a subcommand; there are: {', '.join(VERBS)}")
+    if name in RENAMED:
+        raise UserError(f"geojax {name} is called geojax {RENAMED[name]} now")
+    longer = [known for known in VERBS if known.startswith(f"{name} ")]
     hint = f"did you mean {' or '.join(map(repr, longer))}?" if longer else None
-    raise UserError(f"there is no subcommand '{name}'; {hint or did_you_mean(name, _COMMANDS)}")
+    raise UserError(f"there is no subcommand '{name}'; {hint or did_you_mean(name, VERBS)}")
 
 
 def _check_options(arguments: Sequence[str]) -> None:
@@ -276,8 +228,10 @@ def _check_options(arguments: Sequence[str]) -> None:
         UserError: one is given twice, and is not among those that may be repeated, or before the
             group of settings that it stands in.
     """
+    import tyro
+
     name, *words = arguments
-    fields = get_type_hints(_COMMANDS[name], include_extras=True)
+    fields = get_type_hints(arguments_class(name), include_extras=True)
     seen: dict[str, str] = {}
     for option in (word.partition("=")[0] for word in words if word.startswith("--")):
         field = option.removeprefix("--").replace("-", "_")
@@ -300,10 +254,12 @@ def _config_first(arguments: Sequence[str]) -> list[str]:
     Raises:
         UserError: the subcommand needs a config file, and there is none.
     """
+    from geojax.cli.arguments import arguments_of
+
     name, *words = arguments
-    known = list(arguments_of(_COMMANDS[name]))
+    known = list(arguments_of(arguments_class(name)))
     required = {argument.name for argument in known if argument.is_required}
-    if "config" not in required or not {*_HELP}.isdisjoint(words):
+    if "config" not in required:
         return list(arguments)
     alone = {f"--{argument.name}" for argument in known if argument.may_stand_alone}
     free = [
@@ -324,20 +280,21 @@ def _unexpected() -> int:
     """Print the traceback of the exception that is handled, and end."""
     with contextlib.suppress(OSError):
         traceback.print_exc()
-    return _end("error: unexpected, see the traceback above", FAILURE)
+    return _end(["error: unexpected, see the traceback above"], FAILURE)
 
 
 def _one_line(message: str) -> str:
-    """Escape line ends and other control characters, and cut a message that would fill a screen."""
+    """Escape control characters, and cut a line that would fill a screen."""
     shown = escaped(message)
-    return shown if len(shown) <= _LONGEST_MESSAGE else f"{shown[:_LONGEST_MESSAGE]}..."
+    return shown if len(shown) <= _LONGEST_LINE else f"{shown[:_LONGEST_LINE]}..."
 
 
-def _end(message: str, code: int) -> int:
+def _end(lines: Sequence[str], code: int) -> int:
     """Print the reason; in a run of several processes the others are told too, and end as well."""
-    message = _one_line(message)
+    lines = [_one_line(line) for line in lines]
     with contextlib.suppress(OSError):  # nobody may be reading the output any more
-        print(message, file=sys.stderr, flush=True)
+        print(*lines, sep="\n", file=sys.stderr, flush=True)
     if "geojax.runtime" in sys.modules:
-        sys.modules["geojax.runtime"].abort_job(message, code)
+        more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        sys.modules["geojax.runtime"].abort_job(f"{lines[0]}{more}", code)
     return code

@@ -7,7 +7,11 @@ from typing import Annotated
 
 import tyro
 
+import geojax
 from geojax.cli.config_file import ConfigFile
+from geojax.config.written_config import written_config
+from geojax.job.cluster_env import VARIABLES, ProcessSettings, complete
+from geojax.paths import resolved_path, shown_path
 from geojax.settings import validate
 
 
@@ -15,9 +19,9 @@ from geojax.settings import validate
 class TrainCommand:
     """Train the transformer that CONFIG describes.
 
-    Options change settings of the config: `--optimizer.peak_learning_rate 1e-3`. `geojax settings`
-    lists all settings. Under `jax.distributed`, every process runs this same command. If SLURM or
-    Kubernetes started the processes, nothing else is needed.
+    Options change keys of the config: `--optimizer.peak_learning_rate 1e-3`. Under
+    `jax.distributed`, every process runs this same command. If SLURM or Kubernetes started the
+    processes, nothing else is needed.
     """
 
     config: ConfigFile
@@ -40,23 +44,44 @@ class TrainCommand:
     """Name of this process's site; default: GEOJAX_SITE."""
 
 
+def announce(command: TrainCommand, overrides: Sequence[str]) -> None:
+    """Print the first line of a run on its first process, before JAX is imported.
+
+    Raises:
+        UserError: the config cannot be read, or this process's place in its job is not known.
+    """
+    content = written_config(command.config, overrides).content
+    place = complete(
+        validate(ProcessSettings, _process_fields(command), "geojax train"), os.environ
+    )
+    if place.process_id:
+        return
+    line = f"geojax {geojax.__version__}: {command.config}"
+    if isinstance(directory := content.get("run_directory"), str):
+        line += f" -> {shown_path(resolved_path(directory))}"
+    print(line, flush=True)
+
+
 def run(command: TrainCommand, overrides: Sequence[str]) -> int:
     """Train, and return the exit code: 0 at the end, 130 after Ctrl-C."""
-    # Imported here, so that `geojax --help` need not wait for JAX.
+    # Imported here, so that the first line need not wait for JAX.
     from geojax.config.run_config import RunConfig
-    from geojax.job.cluster_env import VARIABLES
-    from geojax.runtime import ProcessSettings
 
     config = RunConfig.load(command.config, overrides)
     from geojax.train.run import train
     from geojax.trainer import SERVICES
 
-    given = dataclasses.asdict(command)
+    fields = _process_fields(command)
     # A launcher that spreads a run over more processes says how many devices each simulates.
-    if not os.environ.get(VARIABLES["simulated_devices"]):
-        given["simulated_devices"] = config.simulate_devices
-    fields = {
-        name: given[name] for name in ProcessSettings.model_fields if given.get(name) is not None
-    }
+    simulated = config.simulate_devices
+    if simulated is not None and not os.environ.get(VARIABLES["simulated_devices"]):
+        fields["simulated_devices"] = simulated
     processes = validate(ProcessSettings, fields, "geojax train")
     return train(config, processes, SERVICES, require_checkpoint=command.resume)
+
+
+def _process_fields(command: TrainCommand) -> dict[str, object]:
+    """Return what the command line says of this process's place."""
+    given = dataclasses.asdict(command)
+    fields = ProcessSettings.model_fields
+    return {name: given[name] for name in fields if given.get(name) is not None}

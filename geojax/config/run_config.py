@@ -7,11 +7,12 @@ from typing import Annotated, Any, ClassVar, Literal
 import pydantic
 
 from geojax.config.adapt_settings import AdaptSettings
+from geojax.config.foreign_names import FOREIGN_NAMES
 from geojax.config.fp8_settings import Fp8Settings, check_fp8
 from geojax.config.layout import Layout, check_layout
 from geojax.config.vocabulary import with_vocabulary
+from geojax.config.written_config import WrittenConfig, written_config
 from geojax.data import DataSettings
-from geojax.errors import UserError
 from geojax.models import ModelConfig, parameter_shapes
 from geojax.models.frozen import mark_frozen, trained_part
 from geojax.models.huggingface.checkpoint import read_model_fields
@@ -24,10 +25,9 @@ from geojax.paths import ResolvedPath, resolved_path
 from geojax.precision import LossScaleSettings
 from geojax.quantities import Count, SimulatedDevices, StepCount
 from geojax.runtime import WatchdogSettings
-from geojax.settings import Settings, load_yaml, validate
-from geojax.suggestions import shortened
+from geojax.settings import Settings, validate
+from geojax.suggestions import ForeignNames
 from geojax.topology import Topology
-from geojax.yaml_syntax import YamlError, parse
 
 
 class EvaluationSettings(Settings):
@@ -81,7 +81,8 @@ def _validated(model: Any) -> AnyModel:
 class RunConfig(Layout):
     """A whole run, as `geojax train` reads it: its layout, and all that is the same in any."""
 
-    lister: ClassVar[str | None] = "geojax settings"
+    lister: ClassVar[str | None] = "geojax train --help"
+    foreign_names: ClassVar[ForeignNames | None] = FOREIGN_NAMES
 
     run_directory: ResolvedPath
     """Directory of checkpoints, metrics, plots and the resolved config."""
@@ -297,63 +298,19 @@ class RunConfig(Layout):
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> "RunConfig":
-        """Read a config file and apply `--dotted.name value` overrides.
+        """Read a config file on top of its bases, and apply `--dotted.name value` overrides.
 
         Raises:
-            UserError: one line, with the path of the field that is wrong and what would be right.
+            UserError: a line for each mistake, with its place, the path of the field that is wrong
+                and what would be right.
         """
-        content = load_yaml(path)
-        for name, value in _parse_overrides(overrides):
-            _override(content, name, value)
-        return validate(cls, content, str(path))
+        return cls.of_written(written_config(path, overrides))
 
+    @classmethod
+    def of_written(cls, written: WrittenConfig) -> "RunConfig":
+        """Validate what was read.
 
-def _parse_overrides(arguments: Sequence[str]) -> list[tuple[str, Any]]:
-    """`--a.b 1 --c=x` as [("a.b", 1), ("c", "x")]; values are read as YAML."""
-    pairs, remaining = [], list(arguments)
-    while remaining:
-        name, equals, value = remaining.pop(0).partition("=")
-        if not name.startswith("--") or not name[2:]:
-            raise UserError(f"'{name}': expected an override such as --optimizer.warmup_steps 50")
-        if not equals:
-            if not remaining:
-                raise UserError(f"{name}: a value is missing")
-            value = remaining.pop(0)
-        try:
-            parsed = parse(value)
-        except YamlError as error:
-            raise UserError(
-                f"{name}: '{shortened(value)}' is not a valid YAML value ({error})"
-            ) from None
-        if parsed is None and value.strip().lower() not in ("null", "~"):
-            raise UserError(f"{name}: its value is empty; null or '\"\"' would be one")
-        pairs.append((name[2:].replace("-", "_"), parsed))
-    return pairs
-
-
-def _override(content: dict[str, Any], name: str, value: Any) -> None:
-    """Put `value` in the place of `content` that is called `name`: data.sources.0.prepared, say."""
-    *parents, last = name.split(".")
-    group: Any = content
-    for depth, parent in enumerate(parents):
-        place = _place(group, parent, name)
-        inner = group.setdefault(place, {}) if isinstance(group, dict) else group[place]
-        if parent == "model" and isinstance(inner, str):
-            inner = group[place] = {"preset": inner}
-        if not isinstance(inner, dict | list):
-            path = ".".join(parents[: depth + 1])
-            raise UserError(f"--{name}: '{path}' is not a group of settings in the config file")
-        group = inner
-    group[_place(group, last, name)] = value
-
-
-def _place(group: dict[str, Any] | list[Any], part: str, name: str) -> Any:
-    """Return the key or the index of `part`, a part of the override `name`, in a group."""
-    if isinstance(group, dict):
-        return part
-    if not (part.isascii() and part.isdecimal() and len(part) < 9 and int(part) < len(group)):
-        raise UserError(
-            f"--{name}: '{part}' is no place in a list of {len(group)}, counted from 0; give the "
-            "whole list as YAML to change it"
-        )
-    return int(part)
+        Raises:
+            UserError: a line for each mistake, with its place.
+        """
+        return validate(cls, written.content, written.origins)

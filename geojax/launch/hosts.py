@@ -34,7 +34,7 @@ from geojax.launch import reaper
 from geojax.launch.workers import Worker, new_key, worker_env
 from geojax.network_names import HostAndPort, HostPort, SiteName
 from geojax.runtime.rendezvous.sockets import is_loopback
-from geojax.settings import Settings, load_yaml, validate
+from geojax.settings import Settings, load_settings
 
 _PASSED_ON = ("GEOJAX_", "JAX_", "XLA_", "NCCL_", "PYTHONPATH", "LD_LIBRARY_PATH")
 # There is no terminal to answer questions; and the loss of a host must be noticed.
@@ -89,7 +89,7 @@ class Hosts(Settings):
         Raises:
             UserError: there is no such file, or it has a mistake.
         """
-        return validate(cls, load_yaml(path), str(path))
+        return load_settings(cls, path)
 
     def workers(
         self,

@@ -15,7 +15,7 @@ import pydantic
 from geojax.errors import UserError
 from geojax.models.lora import LoraSettings
 from geojax.quantities import Length
-from geojax.settings import Settings, load_yaml, preset_path, validate
+from geojax.settings import Settings, load_with_origins, preset_path, validate
 from geojax.suggestions import listed
 
 _ROPE_KEYS = {
@@ -622,7 +622,8 @@ class ModelConfig(Settings):
         text = str(name_or_path)
         is_path = isinstance(name_or_path, Path) or "/" in text or text.endswith((".yaml", ".yml"))
         path = Path(text) if is_path else preset_path("model", text)
-        content, source = load_yaml(path), str(path) if is_path else f"model preset '{text}'"
+        content, origins = load_with_origins(path)
+        source = origins if is_path else f"model preset '{text}'"
         return validate(family_settings(content), content, source)
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.config.run_config import RunConfig
 from geojax.data.corpus import check_sources
 from geojax.errors import UserError
+from geojax.paths import shown_path
 from geojax.quantities import quantity
 from geojax.train.agreed_step import keep
 from geojax.train.report import Progress, summary_table
@@ -169,10 +169,10 @@ def _show_result(
                 "step compiled": "once" if count == 1 else f"{count} times",
                 **_cross_site(trainer.runtime.sent_bytes),
                 **{f"link to {site}": totals for site, totals in summary.links.items()},
-                "loss curve": _shown(directory.loss_curve),
-                "metrics": f"{_shown(directory.metrics)}, tensorboard --logdir "
-                f"{_shown(directory.tensorboard)}",
-                "checkpoint": f"step {summary.step} in {_shown(directory.checkpoints)}",
+                "loss curve": shown_path(directory.loss_curve),
+                "metrics": f"{shown_path(directory.metrics)}, tensorboard --logdir "
+                f"{shown_path(directory.tensorboard)}",
+                "checkpoint": f"step {summary.step} in {shown_path(directory.checkpoints)}",
             },
         )
     )
@@ -208,8 +208,3 @@ def _status(console: rich.console.Console, doing: str) -> contextlib.AbstractCon
         console.print(doing)
         return contextlib.nullcontext()
     return console.status(doing)
-
-
-def _shown(path: Path) -> str:
-    """Make a path relative to the current folder, if it lies below."""
-    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)

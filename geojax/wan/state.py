@@ -18,7 +18,7 @@ import pydantic
 from geojax.errors import UserError
 from geojax.paths import write_atomically
 from geojax.quantities import BytesPerSecond, Seconds
-from geojax.settings import Settings, load_yaml, validate
+from geojax.settings import Settings, load_settings
 from geojax.wan.settings import WanSettings
 
 DEFAULT_NAME = "wan"
@@ -106,7 +106,7 @@ class EmulatedWan(Settings):
         path = state_path(name)
         if not path.exists():
             raise UserError(f"no emulated network '{name}' is up; geojax wan up makes one")
-        return validate(cls, load_yaml(path), str(path))
+        return load_settings(cls, path)
 
     def save(self) -> None:
         """Write the state file atomically."""

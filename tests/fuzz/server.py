@@ -33,6 +33,8 @@ _ACCEPTED = 90
 _LONGEST_LINE = 500
 _MODULES = (
     "geojax.cli.main",
+    "geojax.cli.config_commands",
+    "geojax.cli.help_pages",
     "geojax.cli.plan_page",
     "geojax.cli.probe_tables",
     "geojax.data.preparation",
@@ -83,7 +85,8 @@ class Outcome(NamedTuple):
         if self.code != 2:
             return f"ends with exit code {self.code}"
         errors = [line for line in lines if line.startswith("error: ")]
-        if lines[-1:] != errors or (len(lines) > 1 and not self.case.notes):
+        noted = len(lines) - len(errors)
+        if not errors or lines[noted:] != errors or (noted and not self.case.notes):
             return f"prints {len(lines)} lines, {len(errors)} of them errors"
         if "Traceback (most recent call last)" in self.stderr:
             return "prints a traceback"

@@ -85,11 +85,11 @@ def test_a_link_may_be_slower_backwards():
         (f"sites: [{site('a', '0')}, {site('b', '0')}]", "lies in two sites"),
     ],
 )
-def test_mistakes_in_a_file_are_one_line_with_the_path(tmp_path, text, part):
+def test_mistakes_in_a_file_are_a_line_each_with_the_path(tmp_path, text, part):
     with pytest.raises(UserError, match=part) as caught:
         Topology.load(write(tmp_path, text))
     assert str(caught.value).startswith(str(tmp_path))
-    assert "\n" not in str(caught.value)
+    assert all(line.startswith(f"{tmp_path}/mine.yaml") for line in caught.value.lines)
 
 
 def test_unknown_names_are_refused_with_those_that_exist():

@@ -25,7 +25,7 @@ from geojax.models import AnyModel
 from geojax.models.chunk.remat import Remat
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.quantities import Count, Length, Seconds
-from geojax.settings import Settings, load_yaml, validate
+from geojax.settings import Settings, load_settings
 
 
 class PieceTimes(Settings):
@@ -97,7 +97,7 @@ class StageTimes(Settings):
         Raises:
             UserError: there is none, or a mistake in it, in one line.
         """
-        return validate(cls, load_yaml(path), str(path))
+        return load_settings(cls, path)
 
     def save(self, path: Path) -> None:
         """Write them as YAML.

@@ -8,14 +8,14 @@ from fuzz.corpus import Corpus
 from fuzz.surfaces.run_configs import READERS
 from fuzz.values import ANYTHING
 from geojax.cli.arguments import arguments_of
-from geojax.cli.main import _COMMANDS
+from geojax.cli.verbs import VERBS, arguments_class
 
 
 def option(corpus: Corpus, rng: random.Random) -> Case:
     """A subcommand whose options get hostile values."""
-    command, its_class = rng.choice(list(_COMMANDS.items()))
+    command = rng.choice(list(VERBS))
     name, content = corpus.config(rng)
-    names = [argument.name for argument in arguments_of(its_class)]
+    names = [argument.name for argument in arguments_of(arguments_class(command))]
     words = command.split()
     if "config" in names:
         names.remove("config")
@@ -34,13 +34,16 @@ def option(corpus: Corpus, rng: random.Random) -> Case:
 def words(corpus: Corpus, rng: random.Random) -> Case:
     """Command lines that are not quite commands."""
     name, content = corpus.config(rng)
-    words = ["train", "plan", "data", "wan", "launch", "--", "--help", "-h", "--resume", name]
+    words = ["train", "plan", "data", "config", "wan", "launch", "--", "--help", "-h", name]
     words += [
+        "--resume",
         "trian",
         "help",
         "up",
         "prepare",
         "show",
+        "diff",
+        "optimizer",
         "eval",
         "--version",
         "--steps",
@@ -80,6 +83,9 @@ def kind_of_file(corpus: Corpus, rng: random.Random) -> Case:
             ["train", name, f"--data.sources=[{{name: a, prepared: {json.dumps(kind)}}}]"],
             ["train", "small.yaml", f"--run_directory={kind}"],
             ["plan", name, "--schedules", "--stage-times", kind],
+            ["config", "diff", name, kind],
+            ["config", "new", "--output", kind],
+            ["train", "based.yaml"],
             ["launch", "--hosts", kind, "--", "train", name],
             ["data", "prepare", kind, "--output", "out"],
             ["data", "prepare", name, "--output", "out", "--tokenizer", kind],
@@ -87,6 +93,7 @@ def kind_of_file(corpus: Corpus, rng: random.Random) -> Case:
         ]
     )
     files["small.yaml"] = corpus.configs["small.yaml"]
+    files["based.yaml"] = f"base: {json.dumps(kind)}\n".encode() + content
     return Case(place, files)
 
 

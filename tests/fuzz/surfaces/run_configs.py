@@ -15,6 +15,7 @@ READERS = (
     ("plan", "--compile"),
     ("plan", "--schedules"),
     ("data", "show"),
+    ("config", "show"),
     ("probe",),
 )
 """Commands that read a run's config."""

@@ -27,11 +27,13 @@ def test_the_version(capsys):
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
-def test_the_overview_has_a_line_for_each_subcommand(capsys, arguments):
+def test_the_overview_has_each_subcommand(capsys, monkeypatch, arguments):
+    monkeypatch.setenv("COLUMNS", "80")
     assert run(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "  train         Train the transformer that CONFIG describes." in lines
-    assert lines[-1].startswith("  wan restore   Restore links")
+    assert "  train          Train the transformer that CONFIG describes." in lines
+    assert any(line.startswith("  wan restore    Restore links") for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,7 @@ def test_the_overview_has_a_line_for_each_subcommand(capsys, arguments):
         (["wan", "mend"], "geojax wan mend is called geojax wan restore now"),
         (["memory", "run.yaml"], "geojax memory is called geojax plan now"),
         (["compile"], "geojax compile is called geojax plan --compile now"),
+        (["settings", "optimizer"], "geojax settings is called geojax train --help [SECTION] now"),
         (["simulate", "--help"], "geojax simulate is called geojax plan --schedules now"),
     ],
 )
@@ -103,14 +106,12 @@ def test_what_is_missing_is_named_with_its_meaning(capsys):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["settings", "x"], " more; geojax settings lists all"),
-        (["train", "CONFIG", "--model.foo=1"], " more; geojax settings model lists all"),
-        (["train", "CONFIG", "--x=1"], " more; geojax settings lists all"),
-        (["plan", "CONFIG", "--stage-times", "CONFIG"], " more"),
-        (["train", "CONFIG", *(f"--batch.wrong{n}=1" for n in range(20))], " and 17 more"),
+        (["train", "--help", "x"], " more; geojax train --help lists all"),
+        (["train", "CONFIG", "--model.foo=1"], " more; geojax train --help model lists all"),
+        (["train", "CONFIG", "--x=1"], " more; geojax train --help lists all"),
         (["train", "CONFIG", f"--{'x' * 5000}=1"], " lists all"),
         (["train", "CONFIG", f"--precision={'x' * 5000}"], ""),
-        (["settings", "x" * 5000], " lists all"),
+        (["train", "--help", "x" * 5000], " lists all"),
     ],
 )
 def test_no_refusal_is_longer_than_a_line(capsys, arguments, expected):
@@ -120,18 +121,27 @@ def test_no_refusal_is_longer_than_a_line(capsys, arguments, expected):
     assert line.endswith(expected)
 
 
-def test_settings_are_listed(capsys):
-    assert run(["settings", "communication.bucket_bytes"]) == 0
+def test_mistakes_of_a_config_are_a_line_each_and_the_first_twenty_are_shown(capsys):
+    config = str(Path(__file__).parents[3] / "configs" / "quickstart.yaml")
+    assert run(["train", config, *(f"--batch.wrong{n}=1" for n in range(22))]) == USAGE
+    *lines, last = capsys.readouterr().err.splitlines()
+    expected = (f"error: --batch.wrong{n}: unknown key; there are: " for n in range(20))
+    assert all(line.startswith(start) for line, start in zip(lines, expected, strict=True))
+    assert last == f"error: {config}: has 2 more mistakes; correct these first"
+
+
+def test_a_section_and_a_key_are_explained(capsys):
+    assert run(["train", "--help", "communication.bucket_bytes"]) == 0
     key, *meaning = capsys.readouterr().out.splitlines()
-    assert key == "  --communication.bucket_bytes  integer or null or auto  (auto)"
+    assert key == "  --communication.bucket_bytes  auto, a number of bytes or null  (auto)"
     assert meaning[0].startswith("      Most bytes of a bucket")
-    assert run(["settings", "data"]) == 0
+    assert run(["train", "--help", "data"]) == 0
     section, *lines = capsys.readouterr().out.splitlines()
     assert section.startswith("data: ")
-    assert "  --data.vocab_size  integer  (4096)" in lines
+    assert "  --data.vocab_size  a whole number  (4096)" in lines
     assert "  --data.sources.name  text  (required)" in lines
-    assert refused(capsys, "settings", "optimiser") == (
-        "geojax settings: there is no 'optimiser'; did you mean 'optimizer'?"
+    assert refused(capsys, "train", "--help", "optimiser") == (
+        "a config has no section or key 'optimiser'; did you mean 'optimizer'?"
     )
 
 
@@ -154,7 +164,7 @@ class Slow:
 def waits_for_ever():
     print("said before", end="")
     threading.Thread(target=time.sleep, args=(1e6,)).start()
-    return main._end("error: no", 2)
+    return main._end(["error: no"], 2)
 
 atexit.register(print, ", and at the end")
 slow = Slow()
@@ -177,7 +187,7 @@ main.main()
 )
 def test_variables_that_jax_cannot_read_are_refused_in_one_line(variable, value, problem):
     ended = subprocess.run(
-        [sys.executable, "-m", "geojax", "settings"],
+        [sys.executable, "-m", "geojax", "config", "schema"],
         env=os.environ | {variable: value, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
         text=True,

@@ -220,9 +220,9 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
         (("--steps", "0b_"), "'0b_' is not a valid YAML value ('0b_' is no valid int)"),
         (
             ("--steps=0", "--seed=-1"),
-            "seed: input should be greater than or equal to 0, not -1 (int); also steps: input",
+            "not 0 (int)\n--seed: input should be greater than or equal to 0, not -1 (int)",
         ),
-        (("--precision", "fp8"), "not 'fp8' (str); did you mean 'fp8-"),
+        (("--precision", "fp8"), "not 'fp8' (str); in geojax it is 'fp8-current'"),
         (("--mesh.data", "1048576"), "makes 1,048,576 devices; up to 131,072 would do"),
         (
             (SOURCES, "--data.sources.1.weight", "1"),

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from geojax.cli.settings import sections
-from geojax.config.run_config import RunConfig
+from geojax.cli.config_keys import config_sections
 from geojax.optim.registry import OPTIMIZERS
 from geojax.pipeline.registry import SCHEDULES
 
@@ -25,6 +24,6 @@ def test_the_committed_page_is_what_the_script_writes():
     ("key", "registry"), [("optimizer.name", OPTIMIZERS), ("pipeline.schedule", SCHEDULES)]
 )
 def test_the_meaning_of_a_name_lists_every_entry_of_its_registry(key, registry):
-    settings = [each for section in sections(RunConfig) for each in section.settings]
+    settings = [each for section in config_sections() for each in section.settings]
     meaning = next(each.meaning for each in settings if each.key == key)
     assert [name for name in registry if f'"{name}"' not in meaning] == []
