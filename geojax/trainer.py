@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import geojax
 from geojax import runtime
 from geojax.checkpoint import RunDirectory
 from geojax.config.run_config import RunConfig
@@ -76,6 +77,7 @@ class Trainer(trainer.Trainer):
         place = start(config, processes)
         check_sources(config.data)
         said = log or (lambda line: None)
+        said(f"geojax {geojax.__version__}: {place.mesh_line}")
         island, topology = place.island, config.load_topology()
         path = RunDirectory.step_file(own_directory(config, island))
         step, kept = step_of_run(config, topology, path, SERVICES, said, island, processes)

@@ -10,6 +10,7 @@ import tyro
 
 from geojax.cli.config_file import ConfigFile
 from geojax.errors import UserError
+from geojax.paths import shown_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,9 +117,12 @@ def _write_new(command: NewCommand) -> None:
     if command.output is None:
         print(text, end="")
         return
+    shown = shown_path(command.output)
     try:
         with command.output.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UserError(f"--output: {command.output} is there; name a new file") from None
-    print(f"{command.output} is written; geojax train {command.output} trains it")
+        raise UserError(f"--output: {shown} is there; name a new file") from None
+    except OSError as error:
+        raise UserError(f"--output: {shown} cannot be written ({error.strerror})") from None
+    print(f"{shown} is written; geojax train {shown} trains it")

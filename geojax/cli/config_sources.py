@@ -14,7 +14,7 @@ from geojax.errors import UserError
 from geojax.models import ModelConfig
 from geojax.models.huggingface.checkpoint import read_model_fields
 from geojax.origins import KeyPath
-from geojax.paths import resolved_path
+from geojax.paths import resolved_path, shown_path
 from geojax.yaml_syntax import Dumper, one_line
 
 _COLUMN = 36
@@ -32,7 +32,8 @@ def sourced_config(path: Path, overrides: Sequence[str]) -> Iterator[str]:
     written = written_config(path, overrides)
     config = RunConfig.of_written(written)
     sources = _Sources(written, config)
-    yield from _lines(config.model_dump(mode="json"), sources, ())
+    values = _with_short_paths(config.model_dump(mode="json"), config.model_dump())
+    yield from _lines(values, sources, ())
 
 
 class _Sources:
@@ -59,6 +60,17 @@ class _Sources:
         if path == ("model", "vocab_size"):
             return "from the data's tokenizer"
         return "default"
+
+
+def _with_short_paths(plain: Any, values: Any) -> Any:
+    """Return plain values with paths below the current folder relative to it."""
+    if isinstance(values, Path):
+        return shown_path(values)
+    if isinstance(values, Mapping):
+        return {name: _with_short_paths(plain[name], value) for name, value in values.items()}
+    if isinstance(values, tuple | list):
+        return [_with_short_paths(*pair) for pair in zip(plain, values, strict=True)]
+    return plain
 
 
 def _model_of(model: Any) -> tuple[Mapping[str, Any], str]:

@@ -32,7 +32,7 @@ def is_run(path: Path) -> bool:
 
     if path.suffix not in (".yaml", ".yml"):
         return False
-    return not load_yaml(path).keys().isdisjoint(("model", "run_directory", "batch"))
+    return not load_yaml(path).keys().isdisjoint(("base", "model", "run_directory", "batch"))
 
 
 def asks_about_another(command: PlanCommand) -> bool:

@@ -153,7 +153,6 @@ _VALUES: Mapping[str, Mapping[str, str]] = {
         "none": "false off null",
     },
     "pipeline.schedule": {
-        "1f1b": "1f1b",
         "interleaved": "interleaved1f1b interleaved-1f1b",
         "zero_bubble_h1": "zb-h1 zbh1",
         "zero_bubble_h2": "zb-h2",

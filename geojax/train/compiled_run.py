@@ -30,7 +30,6 @@ from geojax.step.resolved import Step
 from geojax.step.state import TrainState, initial_state, state_layouts, with_own_sites
 from geojax.topology import Topology
 from geojax.train.links.agreement import LinksOfOneProgram
-from geojax.train.report import mesh_line
 from geojax.train.runtime import Batch
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
 from geojax.transport import MeasuredLink
@@ -250,7 +249,7 @@ class CompiledRun:
             reasons.insert(-1, fp8_backend_of(self.config, mesh).reason)
         sent = [] if self.sent_bytes is None else [quantity(self.sent_bytes, "B")]
         return [
-            f"{mesh_line(mesh)}; {parameters}; {state_bytes} of state per device",
+            f"{parameters}; {state_bytes} of state per device",
             "; ".join(reasons),
             *(f"a step of a site: predicted {each} over dc" for each in sent),
             *self.link_lines(),

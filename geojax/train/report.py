@@ -1,14 +1,14 @@
 """The terminal output of a run: start-up lines, progress bar, loss curve and summary."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import jax
 import rich.console
 import rich.progress
 import rich.table
-from jax.sharding import Mesh
 
 from geojax.train.metrics import read_metrics
 
@@ -61,12 +61,20 @@ class Progress:
         self._bar.stop()
 
 
-def mesh_line(mesh: Mesh) -> str:
-    """Name the axes of the mesh that are in use: `dc=2 x data=4 on 8 cpu devices`."""
-    used = [f"{axis}={size}" for axis, size in mesh.shape.items() if size > 1] or ["one device"]
-    platform = mesh.devices.flat[0].platform
-    count = mesh.devices.size
-    return f"{' x '.join(used)} on {count} {platform} device{'s' if count > 1 else ''}"
+def mesh_line(sizes: Mapping[str, int], devices: Sequence[jax.Device]) -> str:
+    """Name the axes of a mesh that are in use, and the devices that there are.
+
+    Example:
+        >>> mesh_line({"dc": 2, "data": 4, "tensor": 1}, jax.devices())  # doctest: +SKIP
+        'dc=2 x data=4 on 8 cpu devices'
+    """
+    used = " x ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1)
+    device, count = devices[0], len(devices)
+    kind = device.platform
+    if device.device_kind != device.platform:
+        kind += f" ({device.device_kind})"
+    shown = f"{count} {kind} device{'s' if count > 1 else ''}"
+    return f"{used} on {shown}" if used else shown
 
 
 def draw_loss_curve(metrics: Path, image: Path) -> None:

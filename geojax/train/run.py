@@ -58,6 +58,7 @@ def train(
         runtime.translate_collective_errors(),
         contextlib.ExitStack() as stack,
     ):
+        console.print(place.mesh_line)
         if place.why_no_cache is not None:
             console.print(place.why_no_cache)
         code = _train(

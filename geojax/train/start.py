@@ -12,6 +12,7 @@ from geojax.job.cluster_env import ProcessSettings, complete
 from geojax.job.island_env import IslandSettings, island_settings
 from geojax.topology import Process
 from geojax.train.joined_sites import require_sites
+from geojax.train.report import mesh_line
 
 
 class Started(NamedTuple):
@@ -23,6 +24,8 @@ class Started(NamedTuple):
     """This process's site among islands; None in one program."""
     why_no_cache: str | None
     """Reason why compiled programs are not kept; None: they are."""
+    mesh_line: str
+    """Mesh and devices of this runtime, in words."""
 
 
 def start(config: RunConfig, processes: ProcessSettings) -> Started:
@@ -42,4 +45,5 @@ def start(config: RunConfig, processes: ProcessSettings) -> Started:
     everyone = runtime.start(processes)
     why_no_cache = runtime.enable_compilation_cache(cache_folder() / "xla")
     jax.config.update("jax_enable_x64", config.precision == "fp64")
-    return Started(everyone, island, why_no_cache)
+    sizes = config.mesh.model_dump() | ({} if island is None else {"dc": 1})
+    return Started(everyone, island, why_no_cache, mesh_line(sizes, jax.devices()))

@@ -305,8 +305,7 @@ class Trainer:
                 self._log(f"note: the step's FP8 products were not checked: {unread}")
 
     def _describe(self) -> None:
-        layout, *choices = self.runtime.describe()
-        self._log("\n".join([f"geojax {geojax.__version__}: {layout}", *choices]))
+        self._log("\n".join(self.runtime.describe()))
         vocabulary = padding_note(self.config.model.vocab_size, self.corpus.tokenizer)
         ramp = ramp_note(self.config, self.runtime.sequences)
         for note in (vocabulary, warmup_note(self.config), ramp):

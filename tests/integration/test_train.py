@@ -64,7 +64,7 @@ def test_a_run_leaves_everything_behind(whole_run):
     assert (run / "sample.txt").read_text().startswith("1 is")
     assert yaml.safe_load((run / "config.yaml").read_text())["mesh"]["dc"] == 2
     assert saved_steps(run) == [10, 20]
-    assert "dc=2 x data=4 on 8 cpu devices" in result.stdout
+    assert "\ndc=2 x data=4 on 8 cpu devices\n" in result.stdout
     predicted = re.search(r"a step of a site: predicted (\S+ \S+) over dc", result.stdout)
     assert f"cross-site  predicted {predicted[1]} over dc" in re.sub(" {2,}", "  ", result.stdout)
     assert result.stderr == ""

@@ -54,7 +54,6 @@ from geojax.step.state import TrainState, with_own_sites
 from geojax.topology import Topology
 from geojax.train.islands.site_rates import tell_rates, with_told_rates
 from geojax.train.links.agreement import LinksOfIslands
-from geojax.train.report import mesh_line
 from geojax.train.runtime import Batch
 from geojax.train.services import DrawTimeline
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
@@ -502,8 +501,7 @@ class IslandRun:
         state_bytes = quantity(max(map(bytes_per_device, layouts)), "B")
         return [
             f"site {transport.site} of {transport.sites}, a runtime of its own: "
-            f"{mesh_line(self.plan.mesh)}; {parameters} parameters; {state_bytes} of state per "
-            "device",
+            f"{parameters} parameters; {state_bytes} of state per device",
             f"a step of a site: {self._sent} {held}",
             *self.resolved.notes,
         ]
