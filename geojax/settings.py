@@ -256,7 +256,7 @@ def _mistake(settings: type[pydantic.BaseModel], problem: Any, origins: Origins)
         return _Mistake(place, path, message)
     wrong = f"{message[:1].lower()}{message[1:]}, not {_describe(given)}"
     if meant is not None:
-        return _Mistake(place, path, f"{wrong}; in geojax it is '{meant}'")
+        return _Mistake(place, path, f"no value is called '{given}'; in geojax it is '{meant}'")
     choices = re.findall("'([^']+)'", str(problem.get("ctx", {}).get("expected", "")))
     near = nearest(given, choices) if isinstance(given, str) else None
     return _Mistake(place, path, f"{wrong}; did you mean '{near}'?" if near else wrong)

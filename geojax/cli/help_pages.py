@@ -36,16 +36,17 @@ def terminal_width() -> int:
     return max(20, min(shutil.get_terminal_size().columns, _WIDEST))
 
 
-def overview() -> str:
-    """List the verbs, each with the first sentence of its help."""
-    longest = max(map(len, VERBS))
+def overview(group: str | None = None) -> str:
+    """List the verbs, or those that begin with a word, each with the first sentence of its help."""
+    names = [name for name in VERBS if group in (None, name.partition(" ")[0])]
+    longest = max(map(len, names))
     lines = [
         *_wrapped("usage: geojax VERB ...; geojax VERB --help explains one"),
         "",
         "Train transformers across data centers.",
         "",
     ]
-    for name in VERBS:
+    for name in names:
         lines += _wrapped(summary(name), f"  {name:{longest}}  ", " " * (longest + 4))
     return "\n".join(lines)
 

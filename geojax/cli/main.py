@@ -78,6 +78,9 @@ def run(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[0] in GROUPS and {*_HELP}.intersection(arguments[1:2]):
+        print(_overview(arguments[0]))
+        return 0
     if arguments[0] in GROUPS:  # a verb of two words
         arguments = [" ".join(arguments[:2]), *arguments[2:]]
     launched: list[str] = []
@@ -108,10 +111,10 @@ def _run(arguments: list[str]) -> int:
     return int(module.run(command, launched) if name == "launch" else module.run(command))
 
 
-def _overview() -> str:
+def _overview(group: str | None = None) -> str:
     from geojax.cli.help_pages import overview
 
-    return overview()
+    return overview(group)
 
 
 def _help(arguments: Sequence[str]) -> str:
@@ -125,6 +128,7 @@ def _help(arguments: Sequence[str]) -> str:
     name, *words = arguments
     asked = next(index for index, word in enumerate(words) if word in _HELP)
     sections = [word for word in words[asked + 1 :] if not word.startswith("-")]
+    sections = [word for word in sections if not word.endswith((".yaml", ".yml"))]
     if sections and VERBS[name].changes_settings:
         return help_of_section(sections[0])
     return help_of_verb(name)

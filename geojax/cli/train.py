@@ -1,5 +1,6 @@
 """`geojax train CONFIG`: train a transformer."""
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ import tyro
 import geojax
 from geojax.cli.config_file import ConfigFile
 from geojax.config.written_config import written_config
+from geojax.errors import UserError
 from geojax.job.cluster_env import VARIABLES, ProcessSettings, complete
 from geojax.paths import resolved_path, shown_path
 from geojax.settings import validate
@@ -57,8 +59,9 @@ def announce(command: TrainCommand, overrides: Sequence[str]) -> None:
     if place.process_id:
         return
     line = f"geojax {geojax.__version__}: {command.config}"
-    if isinstance(directory := content.get("run_directory"), str):
-        line += f" -> {shown_path(resolved_path(directory))}"
+    with contextlib.suppress(UserError):  # which the config is refused for
+        if isinstance(directory := content.get("run_directory"), str):
+            line += f" -> {shown_path(resolved_path(directory))}"
     print(line, flush=True)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import pytest
 
 from geojax.cli.help_pages import help_of_section, help_of_verb, overview
+from geojax.cli.main import run
 from geojax.cli.type_words import in_words
 from geojax.cli.verbs import VERBS, arguments_class, summary
 from geojax.collectives import WireName
@@ -29,6 +30,17 @@ def test_a_terminal_of_another_width_is_filled(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert 55 < max(map(len, help_of_verb("train").splitlines())) <= 60
     assert max(map(len, overview().splitlines())) <= 60
+
+
+def test_the_verbs_of_a_group_are_listed(capsys):
+    assert run(["config", "--help"]) == 0
+    names = [line.split()[1] for line in capsys.readouterr().out.splitlines() if "  config" in line]
+    assert names == ["show", "diff", "new", "schema"]
+
+
+def test_a_config_after_help_is_no_section(capsys):
+    assert run(["train", "--help", "run.yaml"]) == 0
+    assert capsys.readouterr().out.startswith("usage: geojax train")
 
 
 def test_a_verb_that_takes_settings_lists_the_sections():
