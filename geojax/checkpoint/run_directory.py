@@ -17,7 +17,7 @@ class RunDirectory:
     """Paths of a run below `path`, which is made if needed.
 
     config.yaml and step.yaml (the resolved config and step), checkpoints/, metrics.jsonl,
-    tensorboard/, loss.png, sample.txt and lock.
+    tensorboard/, trackers/, loss.png, sample.txt and lock.
 
     A run that writes holds the lock: `with RunDirectory(path).lock(): ...`. In a run of several
     processes process 0 alone takes it, and alone writes these files, in its own site. The other
@@ -36,6 +36,7 @@ class RunDirectory:
         self.checkpoints = checkpoints or self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
+        self.trackers = self.path / "trackers"
         self.loss_curve = self.path / "loss.png"
         self.samples = self.path / "sample.txt"
         self._lock = FolderLock(self.path / "lock")
@@ -118,7 +119,7 @@ class RunDirectory:
                 raise UserError(f"{path}: is {kind}, but a run keeps a file there; move it away")
             if path.exists() and not os.access(path, os.W_OK):
                 raise UserError(f"{path}: is read-only, but a run writes it; move it away")
-        for path in (self.checkpoints, self.tensorboard):
+        for path in (self.checkpoints, self.tensorboard, self.trackers):
             if path.exists() and not path.is_dir():
                 raise UserError(f"{path}: is no folder, but a run keeps one there; move it away")
 

@@ -28,6 +28,7 @@ from geojax.runtime import WatchdogSettings
 from geojax.settings import Settings, validate
 from geojax.suggestions import ForeignNames
 from geojax.topology import Topology
+from geojax.trackers.tracker_settings import AnyTracker, name_of
 
 
 class EvaluationSettings(Settings):
@@ -132,6 +133,13 @@ class RunConfig(Layout):
     """Refuse a run before compilation if its estimated memory (see `geojax plan`) exceeds its
     devices' memory, or only warn."""
 
+    trackers: tuple[AnyTracker, ...] = pydantic.Field(
+        default=("jsonl", "tensorboard"), max_length=16
+    )
+    """Receivers of the metrics: jsonl, tensorboard, wandb, mlflow, otlp, a mapping with `name` and
+    settings, or `module:Class` of yours. Default: [jsonl, tensorboard]. `metrics.jsonl` is always
+    written: the loss curve and a resumed run need it."""
+
     adapt: AdaptSettings = AdaptSettings()
     """Comparison of measured steps with the plan, and the reaction to a difference."""
 
@@ -169,6 +177,15 @@ class RunConfig(Layout):
                 raise ValueError("huggingface must be the path of a folder with a config.json")
             return read_model_fields(resolved_path(value["huggingface"])) | changes
         return value
+
+    @pydantic.field_validator("trackers")
+    @classmethod
+    def _trackers_differ(cls, trackers: tuple[Any, ...]) -> tuple[Any, ...]:
+        names = [name_of(tracker) for tracker in trackers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"{name} is listed twice; once would do")
+        return trackers
 
     @property
     def layout(self) -> Layout:

@@ -40,6 +40,7 @@ _OF_A_SITE: Any = {
     "simulate_devices": True,
     "data": {"sources": {"__all__": {"prepared"}}, "tokenizer": True, "cache": True},
     "preflight": True,
+    "trackers": True,
     "watchdog": True,
     "sample": True,
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from geojax.checkpoint import RunDirectory
 from geojax.errors import UserError, is_disk_full
+from geojax.train.run_trackers import RunTrackers
 from geojax.train.writing.appended_file import AppendedFile
 from geojax.train.writing.background_writer import BackgroundWriter
 from geojax.train.writing.event_file import event_file, scalars_record
@@ -22,26 +23,41 @@ class MetricsWriter:
     only hands lines over, and a disk that takes none costs those lines.
     """
 
-    def __init__(self, directory: RunDirectory, step: int, files: BackgroundWriter):
+    def __init__(
+        self,
+        directory: RunDirectory,
+        step: int,
+        files: BackgroundWriter,
+        *,
+        tensorboard: bool = True,
+        trackers: RunTrackers | None = None,
+    ):
         """Open the files of a run that goes on from `step`.
 
         Args:
             directory: the run's.
             step: the last step that was restored; 0 for a new run.
             files: writes them.
+            tensorboard: write the TensorBoard log.
+            trackers: get the same numbers; None: there are none.
 
         Raises:
             UserError: the files of an earlier run are no metrics, or cannot be written. (A full
                 disk is a warning.)
         """
         kept = [line for line in read_metrics(directory.metrics) if step and line["step"] <= step]
-        self._directory, self._files = directory, files
+        self._directory, self._files, self._trackers = directory, files, trackers
         self._lines = _Opened(functools.partial(_kept_lines, directory.metrics, kept))
         purged_from = step + 1 if step else None
-        self._events = _Opened(functools.partial(_point_file, directory.tensorboard, purged_from))
+        self._events = None
+        if tensorboard:
+            self._events = _Opened(
+                functools.partial(_point_file, directory.tensorboard, purged_from)
+            )
         try:
             self._lines.open()
-            self._events.open()
+            if self._events is not None:
+                self._events.open()
         except OSError as error:
             if not is_disk_full(error):
                 raise UserError(
@@ -53,7 +69,10 @@ class MetricsWriter:
         """Begin new files, with the run's `config`, where its directory has been made again."""
         directory = self._directory
         self._lines = _Opened(functools.partial(_kept_lines, directory.metrics, ()))
-        self._events = _Opened(functools.partial(_point_file, directory.tensorboard, None))
+        if self._events is not None:
+            self._events = _Opened(functools.partial(_point_file, directory.tensorboard, None))
+        if self._trackers is not None:
+            self._trackers.keep_id()
         self._files.put(directory.config.name, functools.partial(directory.write_config, config))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -66,9 +85,13 @@ class MetricsWriter:
         text = (json.dumps(line) + "\n").encode()
         lines, events = self._lines, self._events
         self._files.put(self._directory.metrics.name, lambda: lines.append(text))
-        self._files.put(
-            self._directory.tensorboard.name, lambda: events.append(scalars_record(step, finite))
-        )
+        if events is not None:
+            self._files.put(
+                self._directory.tensorboard.name,
+                lambda: events.append(scalars_record(step, finite)),
+            )
+        if self._trackers is not None:
+            self._trackers.log(step, values)
 
 
 class _Opened:

@@ -171,11 +171,19 @@ def _show_result(
                 **_cross_site(trainer.runtime.sent_bytes),
                 **{f"link to {site}": totals for site, totals in summary.links.items()},
                 "loss curve": shown_path(directory.loss_curve),
-                "metrics": f"{shown_path(directory.metrics)}, tensorboard --logdir "
-                f"{shown_path(directory.tensorboard)}",
+                "metrics": _metrics(trainer),
                 "checkpoint": f"step {summary.step} in {shown_path(directory.checkpoints)}",
             },
         )
+    )
+
+
+def _metrics(trainer: Trainer) -> str:
+    directory = trainer.directory
+    if "tensorboard" not in trainer.config.trackers:
+        return shown_path(directory.metrics)
+    return (
+        f"{shown_path(directory.metrics)}, tensorboard --logdir {shown_path(directory.tensorboard)}"
     )
 
 

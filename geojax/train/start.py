@@ -11,6 +11,7 @@ from geojax.config.run_config import RunConfig
 from geojax.job.cluster_env import ProcessSettings, complete
 from geojax.job.island_env import IslandSettings, island_settings
 from geojax.topology import Process
+from geojax.trackers.tracker_settings import refuse_unusable
 from geojax.train.joined_sites import require_sites
 from geojax.train.report import mesh_line
 
@@ -32,10 +33,14 @@ def start(config: RunConfig, processes: ProcessSettings) -> Started:
     """Bring the processes of a run together, before the first JAX operation.
 
     Raises:
-        UserError: the site is none of the topology's, or the run has other sites than its config.
+        UserError: the site is none of the topology's, the run has other sites than its config, or
+            what a tracker needs is not installed.
         MissingProcessesError: some process did not start in time.
     """
-    site, topology = complete(processes, os.environ).site, config.load_topology()
+    completed, topology = complete(processes, os.environ), config.load_topology()
+    site = completed.site
+    if not completed.process_id:  # the first process of a run tracks it
+        refuse_unusable(config.trackers)
     if site is not None and topology is not None:
         topology.site(site)  # refuses a name that it does not know
     island = None

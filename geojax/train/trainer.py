@@ -67,6 +67,7 @@ from geojax.train.resume import (
     with_saved_model,
     with_saved_schedule,
 )
+from geojax.train.run_trackers import RunTrackers
 from geojax.train.runtime import Batch, Runtime
 from geojax.train.services import Log, Services
 from geojax.train.training_loop import TrainingLoop, mean_loss, resized
@@ -217,7 +218,12 @@ class Trainer:
         if self._first:
             self.directory.lock()
         self.files = stack.enter_context(BackgroundWriter(self.directory.path, self._log))
-        # It is left last but for the writer: a hang at the end is one too.
+        self.trackers = None
+        if self._first:
+            self.trackers = stack.enter_context(
+                RunTrackers(config.trackers, self.directory, self.files, self._log)
+            )
+        # It is left last but for the writers: a hang at the end is one too.
         self.watchdog = stack.enter_context(runtime.Watchdog(config.watchdog))
         transport = None
         if island is not None:
@@ -377,7 +383,7 @@ class Trainer:
         config, first = self.config, self._first
         if self.step_number >= config.steps:
             self._log(nothing_to_train(self.step_number, config))
-        writer = MetricsWriter(self.directory, self.step_number, self.files) if first else None
+        writer = self._writer()
         ledger, events = self._ledger(), None
         if ledger is not None:
             events = EventLog(self.directory.path, self.files.put)
@@ -419,6 +425,8 @@ class Trainer:
         self.runtime = loop.runtime
         self.step_number, self.consumed_sequences = int(self.state.step), loop.consumed
         self.watchdog.begin("end", self.step_number)
+        if self.trackers is not None:
+            self.trackers.exit_code = loop.exit_code
         texts: tuple[str, ...] = ()
         unsampled = None
         if not loop.stopped_early:
@@ -464,6 +472,27 @@ class Trainer:
             ledger.spend(kind, seconds, START if kind == "waiting" else None)
         ledger.spend("starting", max(time.time() - began - sum(spent.values()), 0.0))
         return ledger
+
+    def _writer(self) -> MetricsWriter | None:
+        """Open the metrics and start the trackers, on the first process."""
+        if self.trackers is None:
+            return None
+        config = self.config
+        writer = MetricsWriter(
+            self.directory,
+            self.step_number,
+            self.files,
+            tensorboard="tensorboard" in config.trackers,
+            trackers=self.trackers,
+        )
+        name = config.run_directory.name
+        self.trackers.start(
+            name if self._island is None else f"{name}/{self._island.site}",
+            config.model_dump(mode="json"),
+            self.step_number,
+            self._site,
+        )
+        return writer
 
     def _sampled(self) -> tuple[tuple[str, ...], str | None]:
         """Write the samples that the config asks for; all processes gather the weights."""

@@ -60,6 +60,7 @@ class BackgroundWriter:
         self._told = 0
         self._warned: float | None = None
         self._running: _Running | None = None
+        self._has_ended = False
         self._thread = threading.Thread(target=self._work, name="geojax writer", daemon=True)
 
     @property
@@ -78,6 +79,7 @@ class BackgroundWriter:
             self._queue.put_nowait((subject, write))
         except queue.Full:
             self._count(subject)
+            self._warn(f"{self._queue.qsize()} writes wait already, and no more may")
         running = self._running
         if running is not None:
             seconds = time.monotonic() - running.started
@@ -89,14 +91,17 @@ class BackgroundWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Wait for what is in the queue, but not for ever, and tell what is lost."""
-        deadline = time.monotonic() + self._closing_seconds
+        self.end(time.monotonic() + self._closing_seconds)
+
+    def end(self, deadline: float) -> None:
+        """Wait for what is in the queue, until `deadline`, and tell what is lost."""
         try:
-            self._queue.put(None, timeout=self._closing_seconds)
+            self._queue.put(None, timeout=max(0.0, deadline - time.monotonic()))
         except queue.Full:
             pass
         else:
             self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._has_ended = True
         if self._thread.is_alive():
             waiting = self._queue.qsize()
             self._report(
@@ -126,7 +131,8 @@ class BackgroundWriter:
         """Tell what is lost, unless that was told in the last minute."""
         now = time.monotonic()
         with self._lock:
-            if self._warned is not None and now - self._warned < self._warning_seconds:
+            paused = self._warned is not None and now - self._warned < self._warning_seconds
+            if paused or self._has_ended:
                 return
             self._warned, self._told = now, self._lost.total()
         self._report(f"warning: {self._where}: {reason}; {self._sentence()}; training goes on")
