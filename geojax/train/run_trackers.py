@@ -111,7 +111,7 @@ class RunTrackers:
         deadline = time.monotonic() + self._closing_seconds
         exit_code = self.exit_code if kind is None else 1
         for process, writer in self._fed:
-            writer.put("finish", functools.partial(process.finish, exit_code))
+            writer.put_last("finish", functools.partial(process.finish, exit_code))
         for process, writer in self._fed:
             writer.end(deadline)
             process.kill()

@@ -52,8 +52,8 @@ class BackgroundWriter:
     ):
         self._where, self._report = where, report
         self._warning_seconds, self._closing_seconds = warning_seconds, closing_seconds
-        self._queue: queue.Queue[tuple[str, Callable[[], object]] | None] = queue.Queue(
-            _MOST_WAITING
+        self._queue: queue.SimpleQueue[tuple[str, Callable[[], object]] | None] = (
+            queue.SimpleQueue()
         )
         self._lock = threading.Lock()
         self._lost: collections.Counter[str] = collections.Counter()
@@ -75,16 +75,21 @@ class BackgroundWriter:
             subject: what it writes, by which failures are counted.
             write: raises where it cannot write.
         """
-        try:
-            self._queue.put_nowait((subject, write))
-        except queue.Full:
+        waiting = self._queue.qsize()
+        if waiting < _MOST_WAITING:
+            self._queue.put((subject, write))
+        else:
             self._count(subject)
-            self._warn(f"{self._queue.qsize()} writes wait already, and no more may")
+            self._warn(f"{waiting} writes wait already, and no more may")
         running = self._running
         if running is not None:
             seconds = time.monotonic() - running.started
             if seconds >= self._warning_seconds:
                 self._warn(f"{running.subject} has not been written for {seconds:.0f} s")
+
+    def put_last(self, subject: str, write: Callable[[], object]) -> None:
+        """Let the thread call `write` at the end, which finds a place in a full queue too."""
+        self._queue.put((subject, write))
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -95,15 +100,11 @@ class BackgroundWriter:
 
     def end(self, deadline: float) -> None:
         """Wait for what is in the queue, until `deadline`, and tell what is lost."""
-        try:
-            self._queue.put(None, timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Full:
-            pass
-        else:
-            self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._queue.put(None)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
         self._has_ended = True
         if self._thread.is_alive():
-            waiting = self._queue.qsize()
+            waiting = self._queue.qsize() - 1  # the last item is no write
             self._report(
                 f"warning: {self._where}: does not answer; {waiting} writes wait, and the run ends "
                 "without them"
