@@ -37,7 +37,13 @@ def whole_run(tmp_path_factory, corpus):
     """Twenty steps without interruption, checkpoints at 10 and 20."""
     folder = tmp_path_factory.mktemp("whole")
     config = write_config(
-        folder / "run.yaml", corpus, sample={"prompts": ["1 is"], "max_new_tokens": 10}
+        folder / "run.yaml",
+        corpus,
+        sample={"prompts": ["1 is"], "max_new_tokens": 10},
+        trackers=[
+            "tensorboard",
+            {"module": "support.observers:Recording", "path": f"{folder}/calls"},
+        ],
     )
     result = train(config)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -57,6 +63,10 @@ def test_a_run_leaves_everything_behind(whole_run):
     trained = [line for line in lines if "loss" in line]
     assert [line["step"] for line in trained] == list(range(1, 21))
     assert {line["compilations"] for line in trained} == {1}, "the step is compiled once"
+    begun, *logged, ended = (run.parent / "calls").read_text().splitlines()
+    assert begun.startswith("start run ")
+    assert [int(line.split()[0]) for line in logged] == [line["step"] for line in lines]
+    assert ended == "finish 0"
     validated = {line["step"]: line["validation/sums"] for line in lines if "loss" not in line}
     assert sorted(validated) == [0, 10, 20]
     assert validated[20] < validated[0] - 0.1
