@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from geojax.trackers.tracker import TrackedRun
@@ -15,9 +15,9 @@ class OtlpTracker:
     every step.
     """
 
-    def __init__(self, endpoint: str, headers: Mapping[str, str], timeout_seconds: float):
+    def __init__(self, endpoint: str, headers: Sequence[Mapping[str, str]], timeout_seconds: float):
         self._endpoint, self._timeout = endpoint, timeout_seconds
-        self._headers = {header: os.environ[variable] for header, variable in headers.items()}
+        self._headers = {header["name"]: os.environ[header["variable"]] for header in headers}
         self._exporter: Any = None
         self._resource: Any = None
         self._attributes: dict[str, str] = {}

@@ -93,6 +93,15 @@ class MlflowSettings(Settings):
         return ("mlflow",) if served else ("mlflow", "sqlalchemy", "alembic")
 
 
+class OtlpHeader(Settings):
+    """A header of each request."""
+
+    name: _Word
+    """Name of the header."""
+    variable: _Word
+    """Environment variable that holds the value, so that no secret stands in a config."""
+
+
 class OtlpSettings(Settings):
     """`{name: otlp}`: gauges of OpenTelemetry, by OTLP over HTTP."""
 
@@ -106,9 +115,8 @@ class OtlpSettings(Settings):
     """Name of the tracker."""
     endpoint: _Url
     """URL of the collector, such as http://127.0.0.1:4318/v1/metrics. Nothing is sent elsewhere."""
-    headers: dict[_Word, _Word] = pydantic.Field(default={}, max_length=64)
-    """Headers of each request: name, and the environment variable that holds the value. So no
-    secret stands in a config."""
+    headers: tuple[OtlpHeader, ...] = pydantic.Field(default=(), max_length=64)
+    """Headers of each request."""
     timeout_seconds: Seconds = pydantic.Field(default=10.0, ge=0.01, le=600)
     """Time for a request with its retries, after which its points are lost."""
 
@@ -187,6 +195,12 @@ def name_of(tracker: FileTracker | LibraryTracker) -> str:
     return tracker if isinstance(tracker, str) else tracker.name
 
 
+def arguments_of(tracker: LibraryTracker) -> dict[str, Any]:
+    """Return what the class of a tracker is called with, as plain values."""
+    chosen_by = "module" if isinstance(tracker, OwnTracker) else "name"
+    return tracker.model_dump(mode="json", exclude={chosen_by})
+
+
 def refuse_unusable(trackers: Sequence[FileTracker | LibraryTracker]) -> None:
     """Check that what trackers need is installed and set; a class of yours is imported apart.
 
@@ -210,11 +224,11 @@ def refuse_unusable(trackers: Sequence[FileTracker | LibraryTracker]) -> None:
                 "MLFLOW_TRACKING_URI"
             )
         if isinstance(tracker, OtlpSettings):
-            for header, variable in tracker.headers.items():
-                if variable not in os.environ:
+            for header in tracker.headers:
+                if header.variable not in os.environ:
                     raise UserError(
-                        f"trackers: the header {header} of otlp is in the variable {variable}, "
-                        "which is not set; set it, or remove the header"
+                        f"trackers: the header {header.name} of otlp is in the variable "
+                        f"{header.variable}, which is not set; set it, or remove the header"
                     )
         if isinstance(tracker, OwnTracker) and (reason := check_class(tracker.module)) is not None:
             raise UserError(

@@ -14,7 +14,7 @@ from geojax.errors import UserError
 from geojax.json_file import load_json
 from geojax.paths import write_atomically
 from geojax.trackers.tracker_process import TrackerProcess, log_line
-from geojax.trackers.tracker_settings import FileTracker, LibraryTracker
+from geojax.trackers.tracker_settings import FileTracker, LibraryTracker, arguments_of
 from geojax.train.writing.background_writer import BackgroundWriter
 
 _CLOSING_SECONDS = 30.0
@@ -59,9 +59,8 @@ class RunTrackers:
         for tracker in trackers:
             if isinstance(tracker, str):
                 continue
-            arguments = tracker.model_dump(mode="json", exclude={"name", "module"})
             output = directory.trackers / f"{tracker.name.replace(':', '.')}.log"
-            process = process_of(tracker.tracker, arguments, output)
+            process = process_of(tracker.tracker, arguments_of(tracker), output)
             self._fed.append(_Fed(process, BackgroundWriter(f"tracker {tracker.name}", report)))
         self._id = self._read_id() if self._fed else ""
         self._is_started = False

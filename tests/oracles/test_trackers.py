@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from geojax.checkpoint import RunDirectory
-from geojax.trackers.tracker_settings import MlflowSettings, OtlpSettings, WandbSettings
+from geojax.trackers.tracker_settings import MlflowSettings, OtlpHeader, OtlpSettings, WandbSettings
 from geojax.train.run_trackers import RunTrackers
 from geojax.train.writing.background_writer import BackgroundWriter
 
@@ -144,7 +144,8 @@ def test_a_collector_gets_gauges_with_run_site_and_step(tmp_path, monkeypatch):
     monkeypatch.setenv("SUMS_TOKEN", "open")
     bodies = []
     with collector(bodies) as endpoint:
-        tracker = OtlpSettings(endpoint=endpoint, headers={"x-token": "SUMS_TOKEN"})
+        header = OtlpHeader(name="x-token", variable="SUMS_TOKEN")
+        tracker = OtlpSettings(endpoint=endpoint, headers=(header,))
         track(tmp_path, tracker, 0, 2)
     assert {body[:2] for body in bodies} == {("/v1/metrics", "open")}
     points = []

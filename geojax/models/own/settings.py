@@ -31,8 +31,8 @@ class OwnModel(Settings):
 
     module: str = pydantic.Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", max_length=400)
     """Function that returns a `geojax.models.Decoder`, as `mylab.models:build`. Its module is
-    imported, from the working directory or from where Python finds it; nothing else in a config
-    runs code."""
+    imported, from the working directory or from where Python finds it. A `module:Class` of
+    `trackers` is the other key that runs code."""
     vocab_size: int = pydantic.Field(gt=0, le=2**24)
     """Number of tokens, which the function is called with. A run's config may leave it out; see
     `ModelConfig`."""

@@ -12,10 +12,12 @@ from geojax.trackers.tracker_settings import (
     OtlpSettings,
     OwnTracker,
     WandbSettings,
+    arguments_of,
     refuse_unusable,
 )
 
 COLLECTOR = "http://127.0.0.1:4318/v1/metrics"
+TOKEN = [{"name": "x-token", "variable": "GEOJAX_TOKEN"}]
 
 
 class Listed(Settings):
@@ -32,9 +34,9 @@ def test_names_classes_and_mappings_are_read_and_written_back():
         {"name": "tensorboard"},
         "wandb",
         {"name": "mlflow", "uri": "sqlite:///x.db"},
-        {"name": "otlp", "endpoint": COLLECTOR, "headers": {"x-token": "TOKEN"}},
+        {"name": "otlp", "endpoint": COLLECTOR, "headers": TOKEN},
         "mylab.tracking:Tracker",
-        {"module": "mylab.tracking:Other", "rate": 3},
+        {"module": "mylab.tracking:Other", "rate": 3, "name": "x"},
     )
     trackers = read(*given)
     assert trackers[:2] == ("jsonl", "tensorboard")
@@ -44,7 +46,9 @@ def test_names_classes_and_mappings_are_read_and_written_back():
         OtlpSettings,
         OwnTracker,
     ]
-    assert trackers[6].model_extra == {"rate": 3}
+    assert arguments_of(trackers[6]) == {"rate": 3, "name": "x"}
+    assert arguments_of(trackers[3]) == {"uri": "sqlite:///x.db", "experiment": "geojax"}
+    assert len({hash(tracker) for tracker in trackers}) == 7, "a config is a key of caches"
     written = Listed(trackers=trackers).model_dump(mode="json")["trackers"]
     assert read(*written) == trackers
 
@@ -103,11 +107,12 @@ def test_a_missing_package_is_refused_with_the_command_that_installs_it(tracker,
 
 def test_a_missing_variable_is_refused(monkeypatch):
     monkeypatch.setattr(tracker_settings, "_is_installed", lambda package: True)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for name in ("MLFLOW_TRACKING_URI", "GEOJAX_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match="set uri, or the variable MLFLOW_TRACKING_URI"):
         refuse_unusable(read("mlflow"))
-    headers = {"name": "otlp", "endpoint": COLLECTOR, "headers": {"x-token": "GEOJAX_NO_TOKEN"}}
-    with pytest.raises(UserError, match="GEOJAX_NO_TOKEN, which is not set"):
+    headers = {"name": "otlp", "endpoint": COLLECTOR, "headers": TOKEN}
+    with pytest.raises(UserError, match="GEOJAX_TOKEN, which is not set"):
         refuse_unusable(read(headers))
 
 

@@ -8,6 +8,8 @@ from geojax.config.layout_sections import BatchSettings
 from geojax.config.pipeline_settings import PipelineSettings, check_stages
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
+from geojax.runtime import ProcessSettings
+from geojax.train.start import start
 
 MINIMAL = """
 run_directory: runs/x
@@ -323,3 +325,23 @@ def test_a_ramp_that_is_refused_names_one_that_works(share, microbatches, start,
     assert len(sizes) > 1
     for size in sizes:
         assert size == share * settings.microbatches_of(size)
+
+
+def test_trackers_are_files_unless_others_are_named(tmp_path):
+    config = load(tmp_path)
+    assert config.trackers == ("jsonl", "tensorboard")
+    config = load(tmp_path, MINIMAL, "--trackers", "[wandb, {module: 'a.b:C', x: [1]}]")
+    wandb, own = config.model_dump(mode="json")["trackers"]
+    assert wandb["name"] == "wandb"
+    assert own == {"module": "a.b:C", "x": [1]}
+    assert hash(config) != hash(load(tmp_path))
+    with pytest.raises(UserError, match="trackers: wandb is listed twice"):
+        load(tmp_path, MINIMAL, "--trackers", "[wandb, jsonl, {name: wandb, mode: offline}]")
+
+
+def test_a_missing_library_of_a_tracker_is_refused_before_the_processes_meet(tmp_path, monkeypatch):
+    config = load(tmp_path, MINIMAL, "--trackers", "[wandb]")
+    monkeypatch.setattr("geojax.trackers.tracker_settings._is_installed", lambda package: False)
+    monkeypatch.setattr("geojax.train.start.runtime.start", lambda processes: pytest.fail("met"))
+    with pytest.raises(UserError, match=r"pip install 'geojax-trainer\[wandb\]'"):
+        start(config, ProcessSettings())
