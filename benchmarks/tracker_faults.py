@@ -162,7 +162,7 @@ def train_for(
         "memory_last_third": most_of(samples[-third:]),
         "exit_code": process.returncode,
         "seconds_from_signal_to_end": closing,
-        "warnings": [line for line in lines if line.startswith("warning")],
+        "warnings": sum(line.startswith("warning") for line in lines),
     }
 
 
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=OUTPUT)
     arguments = parser.parse_args()
     results: dict[str, Any] = {
-        "command": " ".join(["python", "benchmarks/tracker_faults.py", *sys.argv[1:]]),
+        "command": f"python benchmarks/tracker_faults.py --seconds {arguments.seconds:.0f}",
         "seconds": arguments.seconds,
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "load_average": os.getloadavg(),
