@@ -1,6 +1,6 @@
 """The process of one tracker: it does what its standard input says, line by line.
 
-    {"class": "module:Class", "arguments": {...}, "output": path}
+    {"class": "module:Class", "arguments": {...}, "log": path}
     ["start", {...}]
     ["log", step, {...}]
     ["finish", exit_code]
@@ -109,7 +109,7 @@ def main() -> None:
         try:
             order = json.loads(line)
             if isinstance(order, Mapping):
-                sys.stdout = sys.stderr = _Output(Path(order["output"]))
+                sys.stdout = sys.stderr = _Output(Path(order["log"]))
             served.do(order)
         except BaseException as error:  # also SystemExit: libraries call sys.exit
             reason = _reason(error)

@@ -53,7 +53,7 @@ class TrackerProcess:
         answer_seconds: float = _ANSWER_SECONDS,
         restart_seconds: float = _RESTART_SECONDS,
     ):
-        made = {"class": tracker, "arguments": dict(arguments), "output": str(output)}
+        made = {"class": tracker, "arguments": dict(arguments), "log": str(output)}
         self._made = json.dumps(made).encode()
         self._answer_seconds, self._restart_seconds = answer_seconds, restart_seconds
         self._facts: Mapping[str, Any] = {}
