@@ -27,6 +27,7 @@ BATCH = 8
 
 FACTS = RunFacts(
     tokens_per_step=1000,
+    devices=8,
     flops_per_token=6.0,
     peak_flops=1e6,
     cross_site_bytes=2e6,
