@@ -11,6 +11,7 @@ groups of one, which XLA for CPUs does not remove. `drop_single` is the cast tha
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -32,6 +33,11 @@ AxisNames: TypeAlias = str | Sequence[str]
 def axis_tuple(axes: AxisNames) -> tuple[str, ...]:
     """Return `axes` as a tuple of names: a lone name becomes a tuple of one."""
     return (axes,) if isinstance(axes, str) else tuple(axes)
+
+
+def collective_scope(kind: str, axes: AxisNames) -> AbstractContextManager[None]:
+    """Name a collective in profiles by its kind and mesh axes: `psum_scatter data,expert`."""
+    return jax.named_scope(f"{kind} {','.join(axis_tuple(axes))}")
 
 
 def axis_sizes(axes: Iterable[str]) -> dict[str, int]:

@@ -28,7 +28,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from geojax.collectives.axes import agreed, axis_sizes, drop_single, to_varying, varying_axes
+from geojax.collectives.axes import (
+    agreed,
+    axis_sizes,
+    collective_scope,
+    drop_single,
+    to_varying,
+    varying_axes,
+)
 from geojax.collectives.wire_format import (
     WireFormat,
     decode_parts,
@@ -167,15 +174,14 @@ def exchange_together(sums: Sequence[SiteSum], *, own_stream: bool = False) -> l
         case "psum":
             if len(contents) > 1:
                 contents = [x.reshape(x.size) for x in contents]
-            received = zip(_at_once(lambda x: on_stream(lax.psum(x, inter)), contents))
+            received = zip(_at_once(lambda x: on_stream(_summed(x, inter)), contents))
         case "permute":
-            swap = [(0, 1), (1, 0)]
-            others = _at_once(lambda x: on_stream(lax.ppermute(x, inter, swap)), contents)
+            others = _at_once(lambda x: on_stream(_swapped(x, inter)), contents)
             received = zip(contents, others, strict=True)
         case "all_gather":
             received = zip(_at_once(lambda x: on_stream(_gathered(x, inter)), contents))
         case "all_to_all":
-            parts = _at_once(lambda x: lax.all_to_all(x, inter, 0, 0), contents)
+            parts = _at_once(lambda x: _dealt_out(x, inter), contents)
             sums = [each._answer(part) for each, part in zip(sums, parts, strict=True)]
             answers = [each.contents[0] for each in sums]
             received = zip(_at_once(lambda x: _gathered(x, inter), answers))
@@ -202,8 +208,26 @@ def _at_once(
 
 
 def _gathered(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    gathered: jax.Array = lax.all_gather(x, axes, to="invarying")
+    with collective_scope("all_gather", axes):
+        gathered: jax.Array = lax.all_gather(x, axes, to="invarying")
     return gathered
+
+
+def _summed(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    with collective_scope("psum", axes):
+        return lax.psum(x, axes)
+
+
+def _swapped(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Return the array of the other one of two sites."""
+    with collective_scope("ppermute", axes):
+        return lax.ppermute(x, axes, [(0, 1), (1, 0)])
+
+
+def _dealt_out(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """Send row s of `x` to site s; return what all sites sent to this one."""
+    with collective_scope("all_to_all", axes):
+        return lax.all_to_all(x, axes, 0, 0)
 
 
 def sum_over_sites(
@@ -233,7 +257,7 @@ def _derivative(
     tangents: tuple[jax.Array],
 ) -> tuple[Any, Any]:
     total, error = _sum_in_format(*primals, inter, wire)
-    tangent = lax.psum(tangents[0], inter)
+    tangent = _summed(tangents[0], inter)
     return (total, error), (tangent, to_varying(jnp.zeros_like(error), varying_axes(error)))
 
 

@@ -14,7 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.collectives.axes import AxisNames, SiteAxes, to_varying, varying_axes
+from geojax.collectives.axes import (
+    AxisNames,
+    SiteAxes,
+    collective_scope,
+    to_varying,
+    varying_axes,
+)
 from geojax.collectives.buckets import (
     BlockLayout,
     BucketPlan,
@@ -114,7 +120,8 @@ def flat_buckets(
         if not axes.intra:
             return vector
         if not axes.inter:
-            return on_own_stream(lax.psum(vector, axes.intra), stream)
+            with collective_scope("psum", axes.intra):
+                return on_own_stream(lax.psum(vector, axes.intra), stream)
         whole = axes.ranks * share_length(vector.size, axes.ranks, block)
         padded = jnp.pad(vector, (0, whole - vector.size))
         return on_own_stream(scatter(padded, 0, axes), stream)
@@ -222,9 +229,9 @@ def scatter(x: jax.Array, dim: int, axes: SiteAxes) -> jax.Array:
     if dim > 0:
         parts = x.reshape(*x.shape[:dim], axes.ranks, block, *x.shape[dim + 1 :])
         x = jnp.moveaxis(parts, dim, 0)
-    return lax.psum_scatter(
-        to_varying(x, axes.intra), axes.intra, scatter_dimension=0, tiled=dim == 0
-    )
+    x = to_varying(x, axes.intra)
+    with collective_scope("psum_scatter", axes.intra):
+        return lax.psum_scatter(x, axes.intra, scatter_dimension=0, tiled=dim == 0)
 
 
 def gather_blocks(block: jax.Array, dim: int, axes: SiteAxes, to: str) -> jax.Array:
@@ -234,7 +241,8 @@ def gather_blocks(block: jax.Array, dim: int, axes: SiteAxes, to: str) -> jax.Ar
     if not axes.intra:
         return block
     block = to_varying(block, axes.intra)
-    return lax.all_gather(block, axes.intra, axis=dim, tiled=True, to=to)
+    with collective_scope("all_gather", axes.intra):
+        return lax.all_gather(block, axes.intra, axis=dim, tiled=True, to=to)
 
 
 def dtypes_and_kinds(leaves: Sequence[jax.Array]) -> tuple[list[Any], list[Hashable]]:

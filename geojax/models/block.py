@@ -72,13 +72,15 @@ class Block(nnx.Module):
             )
 
         parts = split_stream(x, parallelism)
-        branches = self.attention.of_parts(parts, context, self.attention_norm)
+        with jax.named_scope("attention"):
+            branches = self.attention.of_parts(parts, context, self.attention_norm)
         parts = added(parts, branches, "attention_post_norm", keys[0])
         segment_ids = context.segment_ids
         if segment_ids is not None:
             segment_ids = stream_positions(segment_ids, parallelism, dim=1)
 
         @keep_products
+        @jax.named_scope("feed_forward")
         def second_half(
             parts: Sequence[jax.Array], segment_ids: jax.Array | None
         ) -> tuple[Sequence[jax.Array], jax.Array | None]:

@@ -128,6 +128,7 @@ def _about_tokens(batch: Any, plan: StepPlan) -> float:
     return 2.0 ** round(math.log2(tokens))
 
 
+@jax.named_scope("sum_scalars")
 def sum_signals(signals: jax.Array, loss: jax.Array) -> jax.Array:
     """Sum signals [1, len(SIGNALS)] over the ranks of `tensor`, to [len(SIGNALS)].
 
@@ -137,11 +138,13 @@ def sum_signals(signals: jax.Array, loss: jax.Array) -> jax.Array:
     return all_reduce(after(own, loss), "tensor", ())
 
 
+@jax.named_scope("sum_scalars")
 def sum_in_site(scalars: jax.Array) -> jax.Array:
     """Sum a few numbers over the ranks of a site that hold other tokens or other stages."""
     return all_reduce(scalars, ("stage", *SHARD_AXES, "context"), ())
 
 
+@jax.named_scope("sum_scalars")
 def sum_scalars_over_sites(scalars: jax.Array, plan: StepPlan) -> jax.Array:
     """Sum the results of `sum_in_site` over the sites.
 
@@ -178,6 +181,7 @@ def mean_over_targets(sums: SiteSums) -> tuple[Any, dict[str, jax.Array]]:
     return mean, metrics
 
 
+@jax.named_scope("optimizer_update")
 def apply_sums(
     state: TrainState,
     sums: SiteSums,

@@ -340,6 +340,17 @@ class SitePrograms:
     def _of_chunks(self, function: Callable[..., Any], in_specs: Any, **options: Any) -> Any:
         """Make a program for each chunk; `function` gets the chunk's number first."""
         return {
-            chunk: self._program(functools.partial(function, chunk), in_specs, **options)
+            chunk: self._program(_of_chunk(function, chunk), in_specs, **options)
             for chunk in self.part.chunks
         }
+
+
+def _of_chunk(function: Callable[..., Any], chunk: int) -> Callable[..., Any]:
+    """Fix the chunk that `function` gets first, and name its operations by it in profiles."""
+
+    def scoped(*arguments: Any) -> Any:
+        with jax.named_scope(f"chunk {chunk}"):
+            return function(chunk, *arguments)
+
+    scoped.__name__ = getattr(function, "func", function).__name__
+    return scoped

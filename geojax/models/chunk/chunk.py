@@ -79,6 +79,7 @@ class ModelFunctions:
         )
         return HeadGradients(loss, *backward(jnp.ones_like(loss)))
 
+    @jax.named_scope("embedding")
     def embed_forward(self, first: Parameters, batch: Microbatch) -> tuple[jax.Array, Residuals]:
         """Run the embedding; `embed_gradients` takes the residuals."""
         split = split_trained(first)
@@ -86,6 +87,7 @@ class ModelFunctions:
             lambda own: self.embed(split.merge(own), batch), split.trained, again=(first, batch)
         )
 
+    @jax.named_scope("embedding")
     def embed_gradients(
         self, first: Parameters, residuals: Residuals, cotangent: jax.Array, batch: Microbatch
     ) -> Parameters:

@@ -18,11 +18,16 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from geojax.collectives.axes import to_varying, varying_axes
 from geojax.collectives.order import together, told_apart
-from geojax.models.parallel.tensor import gather_parts, join_positions, join_stream, scatter_parts
+from geojax.models.parallel.tensor import (
+    gather_parts,
+    gather_positions,
+    join_positions,
+    join_stream,
+    scatter_parts,
+)
 
 _Parts = tuple[jax.Array, ...]
 
@@ -67,7 +72,7 @@ def _gradients(
         for own, kernel in zip(cotangents, kernels, strict=True)
     ]
     of_parts = [functools.reduce(jnp.add, own) for own in zip(*of_kernels, strict=True)]
-    entered = lax.all_gather(stream, "tensor", axis=1, tiled=True)
+    entered = gather_positions(stream)
     ranks = entered.shape[1] // stream.shape[1]
     gradients = [_rows(entered).T @ _rows(join_positions(own, ranks)) for own in cotangents]
     return together((scatter_parts(of_parts), tuple(gradients)))

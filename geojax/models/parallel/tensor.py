@@ -42,7 +42,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from geojax.collectives.axes import vary_over, varying_axes
+from geojax.collectives.axes import collective_scope, vary_over, varying_axes
 from geojax.collectives.order import in_turn
 from geojax.models.parallel.parallelism import Parallelism
 
@@ -67,7 +67,7 @@ def copy_to_tp_region(x: jax.Array, parallelism: Parallelism) -> jax.Array:
     if parallelism.tensor == 1:
         return x
     if parallelism.sequence:
-        return checkpoint_name(lax.all_gather(x, "tensor", axis=1, tiled=True), TP_COPIED)
+        return checkpoint_name(gather_positions(x), TP_COPIED)
     assert "tensor" not in varying_axes(x), "without sequence parallelism the stream is unsharded"
     return vary_over(x, frozenset({"tensor"}))
 
@@ -86,9 +86,10 @@ def reduce_from_tp_region(x: jax.Array, parallelism: Parallelism) -> jax.Array:
     if parallelism.tensor == 1:
         return x
     if parallelism.sequence:
-        reduced = lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
-        return checkpoint_name(reduced, TP_REDUCED)
-    return checkpoint_name(lax.psum(x, "tensor"), TP_REDUCED)
+        return checkpoint_name(_scatter(x), TP_REDUCED)
+    with collective_scope("psum", "tensor"):
+        reduced = lax.psum(x, "tensor")
+    return checkpoint_name(reduced, TP_REDUCED)
 
 
 def enter_in_parts(
@@ -117,12 +118,15 @@ def leave_in_parts(
     return tuple(checkpoint_name(each, TP_REDUCED) for each in made)
 
 
-def _gather(x: jax.Array) -> jax.Array:
-    return lax.all_gather(x, "tensor", axis=1, tiled=True)
+def gather_positions(x: jax.Array) -> jax.Array:
+    """Gather the positions [B, S / tensor, H] of all ranks of `tensor`, to [B, S, H]."""
+    with collective_scope("all_gather", "tensor"):
+        return lax.all_gather(x, "tensor", axis=1, tiled=True)
 
 
 def _scatter(x: jax.Array) -> jax.Array:
-    return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
+    with collective_scope("psum_scatter", "tensor"):
+        return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)
 
 
 _Parts = tuple[jax.Array, ...]
@@ -141,8 +145,8 @@ def _transposed(collective: _Collective, transpose: _Collective) -> _Collective:
 def gather_parts(parts: Sequence[jax.Array], *, at_once: bool) -> _Parts:
     """Gather each part of the stream from all ranks of `tensor`; see `enter_in_parts`."""
     if not at_once:  # parts that come one by one are in order already
-        return tuple(map(_gather, parts))
-    return in_turn(_gather, parts, made_together=True)
+        return tuple(map(gather_positions, parts))
+    return in_turn(gather_positions, parts, made_together=True)
 
 
 def scatter_parts(parts: Sequence[jax.Array]) -> _Parts:

@@ -227,6 +227,7 @@ class _Run:
         (_, _, loss), _ = lax.scan(tick, start, self._stage_ticks())
         return loss
 
+    @jax.named_scope("chunk forward")
     def _forward_only(
         self, inputs: jax.Array, loss: jax.Array, tick_row: TickRow, before: list[jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -255,9 +256,13 @@ class _Run:
         """Return the stream before a chunk: embedded, or arrived."""
         return lax.cond(
             tick_row["F.first"] == 1,
-            lambda: self._layers.typed(self._functions.embed(self._weights.first, microbatch)),
+            lambda: self._layers.typed(self._embedded(microbatch)),
             lambda: get(inputs, tick_row["F.input"]),
         )
+
+    @jax.named_scope("embedding")
+    def _embedded(self, microbatch: Microbatch) -> jax.Array:
+        return self._functions.embed(self._weights.first, microbatch)
 
     def _start(self) -> _State:
         slots = self._program.slots
@@ -322,7 +327,9 @@ class _Run:
         return state._replace(inputs=inputs, cotangents=cotangents, made=kept, loss=loss)
 
     def _send(self, number: int, stream: jax.Array) -> jax.Array:
-        return lax.ppermute(stream, self._axes, self._program.channels[number].pairs)
+        channel = self._program.channels[number]
+        with jax.named_scope(f"hop {channel.kind.name.lower()}"):
+            return lax.ppermute(stream, self._axes, channel.pairs)
 
     def _passes(
         self, form: TickForm, state: _State, tick_row: TickRow, arrived: list[jax.Array]
@@ -369,6 +376,7 @@ class _Run:
         valid = tick_row["F.microbatch"] != NOTHING
         microbatch, context, tick_row = self._begin(Kind.FORWARD, tick_row, before)
 
+        @jax.named_scope("chunk forward")
         def do(state: _State) -> tuple[_State, jax.Array]:
             x = self._first_stream(state.inputs, tick_row, microbatch)
             # Layers gather the documents' numbers, which do not need the stream.
@@ -398,6 +406,7 @@ class _Run:
         valid = tick_row["B.microbatch"] != NOTHING
         microbatch, context, tick_row = self._begin(Kind.BACKWARD, tick_row, before)
 
+        @jax.named_scope("chunk backward")
         def do(state: _State) -> tuple[_State, jax.Array]:
             arrived = get(state.cotangents, tick_row["B.input"])
             is_last = valid & (tick_row["B.last"] == 1)
@@ -464,6 +473,7 @@ class _Run:
             return do(state)
         return lax.cond(tick_row["head.microbatch"] != NOTHING, do, lambda state: state, state)
 
+    @jax.named_scope("embedding")
     def _embed_gradients(self, cotangent: jax.Array, sums: Any, microbatch: Microbatch) -> Any:
         first = self._weights.first
         if self._functions.embed_sums is not None:
@@ -474,6 +484,7 @@ class _Run:
         assert not missing, f"a stream that varies over {missing} after the first layer, not before"
         return _add(sums, self._functions.embed_gradients(first, residuals, cotangent, microbatch))
 
+    @jax.named_scope("chunk weight gradients")
     def _weight_gradients(
         self, state: _State, tick_row: TickRow, before: list[jax.Array]
     ) -> _State:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from geojax.collectives.axes import collective_scope
 from geojax.models.chunk.chunk import HeadGradients, Microbatch, ModelFunctions
 from geojax.models.declaration import Parameters
 from geojax.models.parallel.shares import in_shares
@@ -47,7 +48,8 @@ class SharedHead:
             Loss and gradients of this stage's positions, and the cotangent of the whole stream.
         """
         made = self.functions.head_gradients(weights, self._own(x), self._share(microbatch))
-        cotangent = lax.all_gather(made.x, self.axes[-1], axis=1, tiled=True)
+        with collective_scope("all_gather", self.axes[-1]):
+            cotangent = lax.all_gather(made.x, self.axes[-1], axis=1, tiled=True)
         return made._replace(x=cotangent[:, : x.shape[1]])
 
     def loss(self, weights: Parameters, x: jax.Array, microbatch: Microbatch) -> jax.Array:
@@ -58,7 +60,8 @@ class SharedHead:
         """Scatter the stream: this stage's positions."""
         is_last = lax.axis_index(self.axes) == self.last
         padded = in_shares(jnp.where(is_last, x, 0), len(self.stages))
-        return lax.psum_scatter(padded, self.axes[-1], scatter_dimension=1, tiled=True)
+        with collective_scope("psum_scatter", self.axes[-1]):
+            return lax.psum_scatter(padded, self.axes[-1], scatter_dimension=1, tiled=True)
 
     def _share(self, microbatch: Microbatch) -> Microbatch:
         stage = lax.axis_index(self.axes)
