@@ -17,7 +17,7 @@ class RunDirectory:
     """Paths of a run below `path`, which is made if needed.
 
     config.yaml and step.yaml (the resolved config and step), checkpoints/, metrics.jsonl,
-    tensorboard/, trackers/, loss.png, sample.txt and lock.
+    tensorboard/, trackers/, profile/, loss.png, sample.txt and lock.
 
     A run that writes holds the lock: `with RunDirectory(path).lock(): ...`. In a run of several
     processes process 0 alone takes it, and alone writes these files, in its own site. The other
@@ -37,6 +37,7 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.trackers = self.path / "trackers"
+        self.profile = self.path / "profile"
         self.loss_curve = self.path / "loss.png"
         self.samples = self.path / "sample.txt"
         self._lock = FolderLock(self.path / "lock")

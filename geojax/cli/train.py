@@ -29,6 +29,10 @@ class TrainCommand:
     config: ConfigFile
     """YAML file of the run."""
 
+    profile: str | None = None
+    """Range of steps to profile for XProf and Perfetto: 20:25 profiles steps 20 to 24 on the first
+    process."""
+
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Refuse to start from scratch. By default a run directory with a checkpoint is resumed, and an
     empty one starts a new run."""
@@ -68,8 +72,11 @@ def announce(command: TrainCommand, overrides: Sequence[str]) -> None:
 def run(command: TrainCommand, overrides: Sequence[str]) -> int:
     """Train, and return the exit code: 0 at the end, 130 after Ctrl-C."""
     # Imported here, so that the first line need not wait for JAX.
+    from geojax.config.profile_settings import overrides_of
     from geojax.config.run_config import RunConfig
 
+    if command.profile is not None:
+        overrides = [*overrides_of(command.profile), *overrides]
     config = RunConfig.load(command.config, overrides)
     from geojax.train.run import train
     from geojax.trainer import SERVICES

@@ -10,6 +10,7 @@ from geojax.config.adapt_settings import AdaptSettings
 from geojax.config.foreign_names import FOREIGN_NAMES
 from geojax.config.fp8_settings import Fp8Settings, check_fp8
 from geojax.config.layout import Layout, check_layout
+from geojax.config.profile_settings import ProfileSettings
 from geojax.config.vocabulary import with_vocabulary
 from geojax.config.written_config import WrittenConfig, written_config
 from geojax.data import DataSettings
@@ -146,6 +147,9 @@ class RunConfig(Layout):
     watchdog: WatchdogSettings = WatchdogSettings()
     """Time limits of a step."""
 
+    profile: ProfileSettings = ProfileSettings()
+    """Profiles of some steps."""
+
     sample: SampleSettings = SampleSettings()
     """Text at the end of the run."""
 
@@ -220,6 +224,16 @@ class RunConfig(Layout):
         if self.dc.join != "islands":
             raise ValueError(
                 "dc.timeline_step requires dc.join=islands; change that, or remove dc.timeline_step"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _profile_can_be(self) -> "RunConfig":
+        profiled = self.profile.first_and_last
+        if profiled is not None and profiled[1] > self.steps:
+            raise ValueError(
+                f"profile: step {profiled[1]} is beyond the last of {self.steps} steps; choose "
+                "other steps, or raise steps"
             )
         return self
 

@@ -208,7 +208,8 @@ class _Pass:
         for receiver, message in sent(action):
             counters = self._transport.counters[receiver]
             waited = counters.offer_wait_seconds
-            self._transport.offer(receiver, MessageKey(self._number, *message), arrays)
+            with self._shown("offer to", receiver, message):
+                self._transport.offer(receiver, MessageKey(self._number, *message), arrays)
             link = self.traffic[receiver]
             if self._devices_are_idle():
                 link.wait_seconds[OFFER] += counters.offer_wait_seconds - waited
@@ -217,15 +218,23 @@ class _Pass:
     def _take(self, sender: int, message: Message) -> Any:
         fetch = self._window.fetch(sender, message)
         newest = jax.tree.leaves(self._newest)[0]
-        while not fetch.arrived() and not is_ready(newest):
-            self._transport.check()
-            fetch.wait(_POLL_SECONDS)
-        idle_since = time.monotonic()
-        arrays = self._window.take(sender, message)
-        self._took = time.monotonic()
+        with self._shown("wait for", sender, message):
+            while not fetch.arrived() and not is_ready(newest):
+                self._transport.check()
+                fetch.wait(_POLL_SECONDS)
+            idle_since = time.monotonic()
+            arrays = self._window.take(sender, message)
+            self._took = time.monotonic()
         self._arrivals.append(self._took if fetch.arrival is None else fetch.arrival)
         self.traffic[sender].wait_seconds[message.kind] += self._took - idle_since
         return jax.tree.unflatten(jax.tree.structure(self._programs.payload(message)), arrays)
+
+    def _shown(self, does: str, site: int, message: Message) -> jax.profiler.TraceAnnotation:
+        """Show in profiles that the host waits for a message of a link, or offers one."""
+        name = f"{does} {self._transport.site_names[site]}: {message.kind}"
+        return jax.profiler.TraceAnnotation(
+            name, microbatch=message.microbatch, chunk=message.chunk
+        )
 
     def _devices_are_idle(self) -> bool:
         return is_ready(jax.tree.leaves(self._newest)[0])

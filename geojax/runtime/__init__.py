@@ -14,6 +14,7 @@ from geojax.runtime.liveness.exit_messages import describe
 from geojax.runtime.liveness.lost_contact import translate_collective_errors
 from geojax.runtime.liveness.peer_monitor import abort_job
 from geojax.runtime.liveness.watchdog import Watchdog, WatchdogSettings
+from geojax.runtime.profile_signal import ProfileSignal
 from geojax.runtime.start import finish, start
 from geojax.runtime.stop_signals import StopSignals
 from geojax.runtime.xla_flags import apply_xla_flags, flags_in_force
@@ -21,6 +22,7 @@ from geojax.runtime.xla_flags import apply_xla_flags, flags_in_force
 __all__ = [
     "MissingProcessesError",
     "ProcessSettings",
+    "ProfileSignal",
     "StopSignals",
     "Watchdog",
     "WatchdogSettings",

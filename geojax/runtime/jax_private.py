@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from jax._src import distributed, xla_bridge
+from jax._src import distributed, profiler, xla_bridge
 from jax._src.lib import _jax
 
 
@@ -25,6 +25,11 @@ def process_index_and_count() -> tuple[int, int]:
     JAX's own functions start it, and processes wait for each other there.
     """
     return distributed.global_state.process_id, distributed.global_state.num_processes
+
+
+def abandon_profile() -> None:
+    """Forget a profile that could not be written; JAX would refuse to begin another one."""
+    profiler._profile_state.reset()
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ _OF_A_SITE: Any = {
     "preflight": True,
     "trackers": True,
     "watchdog": True,
+    "profile": True,
     "sample": True,
 }
 """Keys of the config that each site may have for itself: its paths, and how it is watched."""

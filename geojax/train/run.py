@@ -51,27 +51,29 @@ def train(
         RunError: the run diverged or lost its peers.
     """
     started = time.monotonic()
-    place = start(config, processes)
-    first = jax.process_index() == 0
-    with (
-        run_console(quiet=not first) as console,
-        runtime.translate_collective_errors(),
-        contextlib.ExitStack() as stack,
-    ):
-        console.print(place.mesh_line)
-        if place.why_no_cache is not None:
-            console.print(place.why_no_cache)
-        code = _train(
-            config,
-            processes,
-            services,
-            place,
-            console,
-            stack,
-            started,
-            require_checkpoint,
-        )
-    runtime.finish()
+    with runtime.ProfileSignal() as profile_signal:
+        place = start(config, processes)
+        first = jax.process_index() == 0
+        with (
+            run_console(quiet=not first) as console,
+            runtime.translate_collective_errors(),
+            contextlib.ExitStack() as stack,
+        ):
+            console.print(place.mesh_line)
+            if place.why_no_cache is not None:
+                console.print(place.why_no_cache)
+            code = _train(
+                config,
+                processes,
+                services,
+                place,
+                console,
+                stack,
+                started,
+                require_checkpoint,
+                profile_signal,
+            )
+        runtime.finish()
     return code
 
 
@@ -84,6 +86,7 @@ def _train(
     stack: contextlib.ExitStack,
     started: float,
     require_checkpoint: bool,
+    profile_signal: runtime.ProfileSignal,
 ) -> int:
     """Train on the processes that have come together; `stack` is left at the end."""
     island = place.island
@@ -122,7 +125,7 @@ def _train(
         Progress(console, config.steps, trainer.step_number, consumed, end) as progress,
         runtime.StopSignals() as stop_signals,
     ):
-        summary = trainer.fit(progress, stop_signals)
+        summary = trainer.fit(progress, stop_signals, profile_signal)
     if summary.stopped_early:
         console.print(
             f"stopped at step {summary.step}, which is saved in {trainer.directory.path}; the same "

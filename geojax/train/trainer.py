@@ -70,6 +70,7 @@ from geojax.train.resume import (
 from geojax.train.run_trackers import RunTrackers
 from geojax.train.runtime import Batch, Runtime
 from geojax.train.services import Log, Services
+from geojax.train.step_profiler import StepProfiler
 from geojax.train.training_loop import TrainingLoop, mean_loss, resized
 from geojax.train.writing.background_writer import BackgroundWriter
 from geojax.transport import Transport
@@ -148,9 +149,13 @@ class Trainer:
         self.config, self.resolved, self._services = config, step, services
         self._island, self._status = island, status
         self._log = log or (lambda line: None)
+        self._log_of_process = self._log
+        if log is not None and jax.process_index() > 0:  # whose console is quiet
+            self._log_of_process = functools.partial(print, flush=True)
         self._shows_progress = log is not None and jax.process_index() == 0
         self._processes = complete(processes or ProcessSettings(), os.environ)
         self._first = jax.process_index() == 0
+        _check_profiled(config, jax.process_count())
         self.topology = config.load_topology()
         self._began, self._spent = process_began(), dict[Kind, float]()
         with contextlib.ExitStack() as stack:
@@ -369,12 +374,14 @@ class Trainer:
         self,
         progress: Progress | None = None,
         stop_signals: runtime.StopSignals | None = None,
+        profile_signal: runtime.ProfileSignal | None = None,
     ) -> Summary:
         """Train to the last step of the config, validating and saving on the way.
 
         Args:
             progress: shows the figures of each step; None: nothing does.
             stop_signals: the requests to stop early; None: there are none.
+            profile_signal: the requests to profile the next steps; None: there are none.
 
         Raises:
             RunError: the loss was not finite for too long, no checkpoint could be saved for too
@@ -409,6 +416,14 @@ class Trainer:
             directory=self.directory if first else None,
             progress=progress,
             watchdog=self.watchdog,
+            profiler=StepProfiler(
+                self.directory.profile,
+                config.profile,
+                jax.process_index(),
+                self.watchdog,
+                self._log_of_process,
+                profile_signal,
+            ),
             stop_signals=stop_signals,
             log=self._log,
             metadata=self.metadata,
@@ -652,6 +667,19 @@ def _ending(
 
 def _first_line(error: BaseException) -> str:
     return str(error).partition("\n")[0][:_MOST_REASON] or type(error).__name__
+
+
+def _check_profiled(config: RunConfig, processes: int) -> None:
+    """Check that the processes to profile are there.
+
+    Raises:
+        UserError: one is not.
+    """
+    if (last := max(config.profile.processes)) >= processes:
+        raise UserError(
+            f"profile.processes: there is no process {last}; processes 0 to {processes - 1} would "
+            "do"
+        )
 
 
 def own_directory(config: RunConfig, island: IslandSettings | None) -> Path:

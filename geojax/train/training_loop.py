@@ -33,6 +33,7 @@ from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress
 from geojax.train.runtime import Runtime, State
 from geojax.train.spikes import SpikeDetector
+from geojax.train.step_profiler import StepProfiler
 from geojax.train.step_seconds import HostTimes, StepSeconds, split_seconds
 
 # The next step is dispatched before the last one's metrics are read, so that devices never wait for
@@ -130,6 +131,7 @@ class TrainingLoop(Generic[State]):
     progress: Progress | None
     """Display of the figures of each step; None: there is none."""
     watchdog: Watchdog
+    profiler: StepProfiler
     stop_signals: StopSignals | None
     """Requests to stop early; None: there are none."""
     log: Callable[[str], None]
@@ -186,7 +188,7 @@ class TrainingLoop(Generic[State]):
                 checkpoint could be saved for too long.
             LostContactError: another process of the run went away.
         """
-        with translate_collective_errors(), self._ends:
+        with translate_collective_errors(), self._ends, self.profiler:
             return self._train(state, start, consumed_sequences)
 
     def _train(self, state: State, start: int, consumed_sequences: int) -> State:
@@ -205,6 +207,7 @@ class TrainingLoop(Generic[State]):
                 self._take_batches_of(size, done)
             stop = self.stop_signals is not None and self.stop_signals.requested
             requests = {"stop": stop, "save": self.checkpointer.due()}
+            self.profiler.begin_step(done + 1, self._pending[-1].metrics if self._pending else None)
             with self.watchdog.data(done + 1):
                 batch = next(batches)
             ready = time.monotonic()
@@ -215,6 +218,7 @@ class TrainingLoop(Generic[State]):
             self.consumed += self.runtime.sequences
             links, ended = self.runtime.link_traffic(), self._ends.of(metrics)
             self._pending.append(_PendingStep(done, self.consumed, metrics, links, ended, host))
+            self.profiler.end_step(done, metrics)
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
             validate = done % config.evaluation.interval == 0 or done == config.steps

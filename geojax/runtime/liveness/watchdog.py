@@ -51,6 +51,7 @@ WorkKind: TypeAlias = Literal[
     "training step",
     "validation",
     "save",
+    "profile",
     "plan",
     "host work",
     "end",
@@ -77,14 +78,15 @@ class WatchdogSettings(Settings):
     first_validation_seconds: Seconds = pydantic.Field(default=3600.0, ge=0.1, le=_LONGEST_LIMIT)
     """Time that the first batch of validation, which compiles, may take."""
     save_seconds: Seconds = pydantic.Field(default=1800.0, ge=0.1, le=_LONGEST_LIMIT)
-    """Time that the blocking part of a save may always take, because storage may be busy for
-    long."""
+    """Time that the blocking part of a save, or the writing of a profile, may always take, because
+    storage may be busy for long."""
 
     def first_limit(self, kind: WorkKind) -> float:
         """Return how long the first work of its kind may take."""
         limits: dict[WorkKind, float] = {
             "validation": self.first_validation_seconds,
             "save": self.save_seconds,
+            "profile": self.save_seconds,
             "host work": self.minimum_seconds,
         }
         if kind in _PHASES:  # barriers have the shorter limit, and a better message
@@ -93,7 +95,7 @@ class WatchdogSettings(Settings):
 
     def later_minimum(self, kind: WorkKind) -> float:
         """Return how long work of its kind may take later, however fast it was before."""
-        return self.save_seconds if kind == "save" else self.minimum_seconds
+        return self.save_seconds if kind in ("save", "profile") else self.minimum_seconds
 
 
 class _RunningStep(NamedTuple):
@@ -188,7 +190,8 @@ class Watchdog:
         self._number = number
         self._running = _RunningStep(number, kind, started, self.limit_seconds(kind))
         try:
-            yield
+            with jax.profiler.TraceAnnotation(kind, step=number):
+                yield
         finally:
             self._running = self._work_between()
         self._durations[kind].append(time.monotonic() - started)

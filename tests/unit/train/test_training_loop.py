@@ -7,6 +7,7 @@ import signal
 import time
 import types
 from concurrent.futures import Future
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from geojax.islands.traffic import LinkTraffic
 from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
 from geojax.train.facts import RunFacts
 from geojax.train.report import Progress
+from geojax.train.step_profiler import StepProfiler
 from geojax.train.training_loop import TrainingLoop
 
 STEPS = 10
@@ -151,6 +153,7 @@ def loop_of(runtime, checkpoints=None, **changes):
             directory=None,
             progress=Progress(console, STEPS, 0, 0, STEPS * BATCH),
             watchdog=watchdog,
+            profiler=StepProfiler(Path("unused"), config.profile, 0, watchdog, console.print),
             stop_signals=stop,
             log=console.print,
             metadata={"data": "of this run"},
