@@ -22,6 +22,7 @@ import sys
 import time
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_FOR_COMMAND_ALONE = signal.SIGUSR1  # asks for a profile, and would end what else is in the group
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 # A process that cannot be killed, for instance because it waits for a dead disk, is left alone.
 _SWEEP_SECONDS = 5.0
@@ -58,7 +59,7 @@ def _signals_to_pipe() -> int:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     signal.set_wakeup_fd(writing)
-    for number in (*_FORWARDED, signal.SIGCHLD):
+    for number in (*_FORWARDED, _FOR_COMMAND_ALONE, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     return reading
 
@@ -78,6 +79,8 @@ def _wait(process: "subprocess.Popen[bytes]", wakeup: int, grace_seconds: float)
                     for number in piece:
                         if number in _FORWARDED:
                             _send(process, number)
+                        elif number == _FOR_COMMAND_ALONE:
+                            process.send_signal(number)
                 elif piece:
                     *lines, unread = (unread + piece).split(b"\n")
                     for line in lines:

@@ -29,7 +29,7 @@ def origin_of(config: RunConfig, topology: Topology | None, devices: Devices) ->
         geojax=geojax.__version__,
         devices=tuple(map(runtime_devices, of_runtimes(config, devices))),
         topology=None if topology is None else topology.model_dump(mode="json"),
-        config=config.model_dump(mode="json"),
+        config=config.model_dump(mode="json", exclude={"profile"}),  # which decides nothing
     )
 
 

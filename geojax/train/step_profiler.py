@@ -6,6 +6,8 @@ for their results alone and reads none: whatever the loop decides by a step's me
 late as on the other processes, which know nothing of the profile.
 """
 
+import contextlib
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -23,6 +25,10 @@ STEPS_OF_SIGNAL = 3
 
 MEMORY = "memory.pprof"
 """Snapshot of the device memory after the last profiled step."""
+
+HOLD_SECONDS = 30.0
+"""Most seconds that the run waits for a trace. Nothing is recorded any more long before, and the
+watchdogs of other processes, which wait for this one, have patience for longer."""
 
 _STEP = "train"
 """Name of a step in the trace, by which XProf finds steps."""
@@ -55,6 +61,10 @@ class StepProfiler:
         self._watchdog, self._log, self._signal = watchdog, log, signal
         self._wanted = settings.first_and_last if process in settings.processes else None
         self._profiled: range | None = None
+        self._earlier: frozenset[Path] = frozenset()
+        """Files of earlier attempts in the folder of the profile."""
+        self._writer: threading.Thread | None = None
+        """Thread that writes a profile."""
         self._done = 0
         self._annotation: Any = None
 
@@ -65,9 +75,12 @@ class StepProfiler:
             step: number of the step, from 1.
             under_way: metrics of the newest step that may still run; None: there is none.
         """
-        if self._profiled is None and (last := self._last_of(step)) is not None:
+        is_free = self._profiled is None and not self._is_writing
+        if is_free and (last := self._last_of(step)) is not None:
+            if under_way is not None:
+                with self._watchdog.step(step - 1):
+                    jax.block_until_ready(under_way)
             with self._watchdog.step(step - 1, "profile"):
-                jax.block_until_ready(under_way)
                 self._start(range(step, last + 1))
         self._annotation = jax.profiler.StepTraceAnnotation(_STEP, step_num=step)
         self._annotation.__enter__()
@@ -77,16 +90,28 @@ class StepProfiler:
         self._annotation.__exit__(None, None, None)
         self._done = step
         if self._profiled is not None and step == self._profiled[-1]:
-            with self._watchdog.step(step, "profile"):
+            with self._watchdog.step(step):
                 jax.block_until_ready(metrics)
-                self._stop(self._profiled)
+            with self._watchdog.step(step, "profile"):
+                self._stop(self._profiled, HOLD_SECONDS)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._profiled is not None:  # the run ends before its last step
-            self._stop(range(self._profiled[0], max(self._done, self._profiled[0]) + 1))
+        if self._profiled is None and not self._is_writing:
+            return
+        seconds = None if exception[0] is None else HOLD_SECONDS
+        with self._watchdog.step(self._done, "profile"):
+            if self._profiled is not None:  # the run ends before its last step
+                first = self._profiled[0]
+                self._stop(range(first, max(self._done, first) + 1), seconds)
+            elif self._writer is not None:
+                self._writer.join(seconds)
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._writer is not None and self._writer.is_alive()
 
     def _last_of(self, step: int) -> int | None:
         """Return the last step of a profile that begins with `step`; None: none does."""
@@ -105,34 +130,55 @@ class StepProfiler:
     def _start(self, steps: range) -> None:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # every call of Python would hide the steps
+        folder = self._path(steps)
         try:
-            jax.profiler.start_trace(self._path(steps), profiler_options=options)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._earlier = frozenset(folder.rglob("*"))
+            jax.profiler.start_trace(folder, profiler_options=options)
         except Exception as error:  # whatever a profiler raises, the run goes on
             self._warn(steps, error)
             return
         self._profiled = steps
 
-    def _stop(self, steps: range) -> None:
+    def _stop(self, steps: range, seconds: float | None) -> None:
+        """Write the profile of these steps, and wait so many seconds for it; None: to its end."""
         self._profiled = None
+        self._writer = threading.Thread(
+            target=self._write, args=(steps,), name="geojax profile", daemon=True
+        )
+        self._writer.start()
+        self._writer.join(seconds)
+
+    def _write(self, steps: range) -> None:
         folder = self._path(steps)
+        memory = folder / MEMORY
         try:
-            jax.profiler.stop_trace()
-            traces = [file.stat().st_size for file in folder.rglob("*.xplane.pb")]
+            try:
+                jax.profiler.save_device_memory_profile(str(memory))
+            finally:
+                jax.profiler.stop_trace()
+            traces = set(folder.rglob("*.xplane.pb")) - self._earlier
             if not traces:
                 raise OSError(f"no trace was written into {folder}")
-            memory = folder / MEMORY
-            jax.profiler.save_device_memory_profile(str(memory))
-            size = memory.stat().st_size
+            of_trace, of_memory = sum(each.stat().st_size for each in traces), memory.stat().st_size
         except Exception as error:  # a full disk, or whatever a profiler raises
             abandon_profile()
+            self._remove_parts(folder)
             self._warn(steps, error)
             return
         peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
         of_device = "" if peak is None else f"; peak of {quantity(peak, 'B')} of device memory"
         self._log(
-            f"profile of {_named(steps)} on process {self._process}: {quantity(sum(traces), 'B')} "
-            f"of trace and {quantity(size, 'B')} of {MEMORY} in {folder}{of_device}"
+            f"profile of {_named(steps)} on process {self._process}: {quantity(of_trace, 'B')} of "
+            f"trace and {quantity(of_memory, 'B')} of {MEMORY} in {folder}{of_device}"
         )
+
+    def _remove_parts(self, folder: Path) -> None:
+        """Remove what was written before the disk was full: checkpoints need the room."""
+        with contextlib.suppress(OSError):
+            for path in set(folder.rglob("*")) - self._earlier:
+                if path.is_file():
+                    path.unlink()
 
     def _warn(self, steps: range, error: Exception) -> None:
         reason = " ".join(str(error).split()) or type(error).__name__

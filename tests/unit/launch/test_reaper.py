@@ -45,6 +45,14 @@ def test_signals_to_the_reaper_are_for_the_command():
     assert process.wait(timeout=PATIENCE_SECONDS) == 130
 
 
+def test_a_request_to_profile_is_for_the_command_alone():
+    others = "import subprocess; other = subprocess.Popen(['sleep', '600'])"
+    received = "signal.signal(10, lambda *_: sys.exit(9 if other.poll() is None else 1))"
+    process = start(READY.format(setup=f"{others}; {received}"))
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(timeout=PATIENCE_SECONDS) == 9
+
+
 def test_a_reaper_that_is_killed_takes_its_command_with_it():
     setup = "import os; print(os.getpid(), flush=True)"
     command = [sys.executable, "-I", reaper.__file__, "5", sys.executable, "-S", "-c"]

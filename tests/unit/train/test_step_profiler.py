@@ -1,5 +1,7 @@
 """Profiles around steps of a loop, on a profiler that only notes its calls."""
 
+import threading
+
 import pytest
 
 from geojax.config.profile_settings import ProfileSettings
@@ -25,7 +27,7 @@ def calls(monkeypatch):
 
     def start(folder, profiler_options):
         noted.append("start")
-        (folder / "plugins").mkdir(parents=True)
+        (folder / "plugins").mkdir(exist_ok=True)
         (folder / "plugins" / "host.xplane.pb").write_bytes(b"12345")
 
     monkeypatch.setattr("jax.profiler.start_trace", start)
@@ -62,7 +64,7 @@ def test_a_profile_begins_when_the_step_before_has_ended_and_ends_with_its_last(
 
 def test_the_first_step_may_be_profiled(calls, tmp_path):
     (line,) = loop(tmp_path, start=1, steps=1)
-    assert calls == [None, "start", 1, "stop"]
+    assert calls == ["start", 1, "stop"]
     assert line.startswith("profile of step 1 on")
 
 
@@ -103,10 +105,29 @@ def test_a_profiler_that_fails_is_a_warning(calls, tmp_path, monkeypatch, fails)
 
     monkeypatch.setattr(f"jax.profiler.{fails}", fail)
     (line,) = loop(tmp_path, start=3, steps=2)
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
     assert line == (
         "warning: no profile of steps 3 to 4 on process 0 ([Errno 28] No space left on device); "
         "the run goes on"
     )
+
+
+def test_a_long_writing_goes_on_beside_the_next_steps(calls, tmp_path, monkeypatch):
+    monkeypatch.setattr("geojax.train.step_profiler.HOLD_SECONDS", 0.01)
+    goes_on, asked = threading.Event(), Asked()
+
+    def during(step):
+        asked.came |= step == 3  # profiled when the trace of step 2 has been written
+        if step == 6:
+            calls.append("long after")
+            goes_on.set()
+            (writer,) = [each for each in threading.enumerate() if each.name == "geojax profile"]
+            writer.join()
+
+    monkeypatch.setattr("jax.profiler.stop_trace", lambda: calls.append(goes_on.wait() and "stop"))
+    lines = loop(tmp_path, range(1, 7), start=2, steps=1, during=during, asked=asked)
+    assert calls == [1, "start", 2, "long after", "stop", 5, "start", "stop"]
+    assert [line[:21] for line in lines] == ["profile of step 2 on ", "profile of step 6 on "]
 
 
 def test_a_profiler_that_writes_nothing_is_a_warning(calls, tmp_path, monkeypatch):
