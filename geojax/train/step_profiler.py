@@ -8,6 +8,7 @@ late as on the other processes, which know nothing of the profile.
 
 import contextlib
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +19,7 @@ from geojax.config.profile_settings import ProfileSettings
 from geojax.quantities import quantity
 from geojax.runtime import ProfileSignal, Watchdog
 from geojax.runtime.jax_private import abandon_profile
+from geojax.train.facts import peak_memory
 from geojax.train.services import Log
 
 STEPS_OF_SIGNAL = 3
@@ -65,6 +67,8 @@ class StepProfiler:
         """Files of earlier attempts in the folder of the profile."""
         self._writer: threading.Thread | None = None
         """Thread that writes a profile."""
+        self.held_until = 0.0
+        """Time, on the monotonic clock, until which a profile kept the host from its next step."""
         self._done = 0
         self._annotation: Any = None
 
@@ -82,6 +86,7 @@ class StepProfiler:
                     jax.block_until_ready(under_way)
             with self._watchdog.step(step - 1, "profile"):
                 self._start(range(step, last + 1))
+            self.held_until = time.monotonic()
         self._annotation = jax.profiler.StepTraceAnnotation(_STEP, step_num=step)
         self._annotation.__enter__()
 
@@ -94,6 +99,7 @@ class StepProfiler:
                 jax.block_until_ready(metrics)
             with self._watchdog.step(step, "profile"):
                 self._stop(self._profiled, HOLD_SECONDS)
+            self.held_until = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -166,7 +172,7 @@ class StepProfiler:
             self._remove_parts(folder)
             self._warn(steps, error)
             return
-        peak = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+        peak = peak_memory().get("memory/peak_bytes")
         of_device = "" if peak is None else f"; peak of {quantity(peak, 'B')} of device memory"
         self._log(
             f"profile of {_named(steps)} on process {self._process}: {quantity(of_trace, 'B')} of "

@@ -10,6 +10,8 @@ class HostTimes(NamedTuple):
     """The batch is there."""
     dispatched: float
     """The step's program has been given to the devices."""
+    held_until: float = 0.0
+    """A profile kept the host from the step until then; the devices had nothing to do."""
 
 
 class StepSeconds(NamedTuple):
@@ -29,7 +31,7 @@ class StepSeconds(NamedTuple):
 def split_seconds(
     previous_end: float, host: HostTimes, end: float, waiting: float | None
 ) -> StepSeconds:
-    """Divide a step's seconds: a step begins where the one before ended.
+    """Divide a step's seconds: a step begins where the one before, or a profile of it, ended.
 
     Args:
         previous_end: the end of the step before, or the time from which this one counts.
@@ -39,6 +41,7 @@ def split_seconds(
             host walks the messages, so that dispatch is no part of its own. None: one program,
             which does not tell.
     """
+    previous_end = max(previous_end, host.held_until)
     total = end - previous_end
     data = min(max(host.batch_ready - previous_end, 0.0), total)
     if waiting is not None:

@@ -213,7 +213,7 @@ class TrainingLoop(Generic[State]):
             ready = time.monotonic()
             with self.watchdog.dispatch(done + 1):
                 state, metrics = self.runtime.step(state, batch, requests)
-            host = HostTimes(ready, time.monotonic())
+            host = HostTimes(ready, time.monotonic(), self.profiler.held_until)
             done += 1
             self.consumed += self.runtime.sequences
             links, ended = self.runtime.link_traffic(), self._ends.of(metrics)

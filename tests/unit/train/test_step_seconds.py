@@ -20,3 +20,8 @@ def test_parts(host, waiting, data, dispatch, waited, device):
     parts = split_seconds(10.0, host, 12.0, waiting)
     assert parts == (2, data, dispatch, waited, device)
     assert sum(parts[1:]) == parts.total
+
+
+def test_the_writing_of_a_profile_is_no_part_of_the_next_step():
+    parts = split_seconds(10.0, HostTimes(15.5, 15.75, held_until=15.0), 17.0, None)
+    assert parts == (2, 0.5, 0.25, 0, 1.25)
