@@ -14,10 +14,10 @@ from geojax.errors import UserError
 def read(monkeypatch):
     """The files of the shards that are verified."""
     files = []
-    check = verification._verify
+    check = verification.compare_checksum
     monkeypatch.setattr(
         verification,
-        "_verify",
+        "compare_checksum",
         lambda file, advance: (files.append(file.shard.file), check(file, advance)),
     )
     return files

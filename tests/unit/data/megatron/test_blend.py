@@ -91,7 +91,7 @@ def test_a_blend_of_more_samples_than_a_text_has_is_refused(tmp_path, tokenizer_
         def __len__(self):
             return 1
 
-    order = Short(sources[0].text, sequence_length=7, samples=1, seed=0)
+    order = Short("a", sources[0].text, sequence_length=7, samples=1, seed=0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blend, "_order", lambda *arguments: order)
         with pytest.raises(UserError, match="takes 2 of its samples and makes 1"):

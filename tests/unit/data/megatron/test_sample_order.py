@@ -29,6 +29,7 @@ def test_samples_are_those_of_megatron_core(tmp_path, tokenizer_file, number, mo
     case = GOLDEN["texts"][number]
     documents, path = written(tmp_path / "a.idx", case["lengths"])
     order = SampleOrder(
+        "a",
         MegatronText(path, tokenizer_file, case["split"]),
         sequence_length=case["sequence_length"],
         samples=case["samples"],
@@ -52,7 +53,9 @@ def test_samples_are_those_of_megatron_core(tmp_path, tokenizer_file, number, mo
 def test_empty_documents_and_ends_within_a_sample(tmp_path, tokenizer_file):
     lengths = [0, 3, 0, 0, 5, 1, 0, 9, 0]
     documents, path = written(tmp_path / "a.idx", lengths)
-    order = SampleOrder(MegatronText(path, tokenizer_file), sequence_length=4, samples=20, seed=2)
+    order = SampleOrder(
+        "a", MegatronText(path, tokenizer_file), sequence_length=4, samples=20, seed=2
+    )
     tokens = [token for number in order.documents for token in documents[number]]
     firsts = np.cumsum([0, *(lengths[number] for number in order.documents)])
     for index in range(len(order)):
@@ -69,7 +72,7 @@ def test_less_than_most_of_the_last_epoch_is_shuffled_apart(tmp_path, tokenizer_
     _, path = written(tmp_path / "a.idx", [10] * 10)
     text = MegatronText(path, tokenizer_file)
     for samples, is_apart in ((25, True), (26, False)):
-        order = SampleOrder(text, sequence_length=10, samples=samples, seed=0)
+        order = SampleOrder("a", text, sequence_length=10, samples=samples, seed=0)
         last = set(order.documents[-10:].tolist())
         assert (len(last) == 10 and set(order.samples[:19].tolist()) == set(range(19))) == is_apart
 
@@ -77,4 +80,6 @@ def test_less_than_most_of_the_last_epoch_is_shuffled_apart(tmp_path, tokenizer_
 def test_a_text_without_training_tokens_is_refused(tmp_path, tokenizer_file):
     _, path = written(tmp_path / "a.idx", [3, 3])
     with pytest.raises(UserError, match=r"a.idx: has no tokens to train on; another split"):
-        SampleOrder(MegatronText(path, tokenizer_file, "0,1"), sequence_length=2, samples=1, seed=0)
+        SampleOrder(
+            "a", MegatronText(path, tokenizer_file, "0,1"), sequence_length=2, samples=1, seed=0
+        )
