@@ -44,6 +44,25 @@ def is_site_name(name: str) -> bool:
         return False
 
 
+def checked_ssh_host(host: str) -> str:
+    """Return a host as ssh knows it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    # It is an argument of ssh, which takes a first '-' for an option.
+    if not re.fullmatch(r"([A-Za-z0-9_.][^\s@]*@)?[A-Za-z0-9_.:\[][^\s@]*", host):
+        raise ValueError(
+            f"{host[:80]!r} is no host for ssh; give a name or an address, such as east1 or "
+            "me@10.1.0.1"
+        )
+    return host
+
+
+SshHost = Annotated[str, AfterValidator(checked_ssh_host)]
+"""Host as ssh knows it: `east1`, `me@10.1.0.1`."""
+
+
 class HostPort(NamedTuple):
     """A host, by name or address, and a TCP port there."""
 

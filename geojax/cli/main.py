@@ -104,8 +104,9 @@ def _run(arguments: list[str]) -> int:
     module = module_of(name)
     if name == "train":  # JAX takes a second to come
         module.announce(command, unknown)
-    imported("jax")
-    imported("geojax.runtime.variables").check_environment(os.environ)
+    if VERBS[name].uses_jax:
+        imported("jax")
+        imported("geojax.runtime.variables").check_environment(os.environ)
     if VERBS[name].changes_settings:
         return int(module.run(command, unknown))
     return int(module.run(command, launched) if name == "launch" else module.run(command))

@@ -27,10 +27,14 @@ class Verb(NamedTuple):
     """Module of `geojax.cli` that defines the class; None: the verb's own."""
     changes_settings: bool = False
     """True if options that it does not know change settings of its config."""
+    uses_jax: bool = True
+    """True if it needs JAX, and an environment that JAX can run in."""
 
 
 VERBS = {
     "train": Verb("train", "TrainCommand", changes_settings=True),
+    "watch": Verb("watch", "WatchCommand", uses_jax=False),
+    "report": Verb("report", "ReportCommand", uses_jax=False),
     "plan": Verb("plan", "PlanCommand", "plan_options", changes_settings=True),
     "config show": Verb("config_commands", "ShowCommand", changes_settings=True),
     "config diff": Verb("config_commands", "DiffCommand"),

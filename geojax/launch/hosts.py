@@ -15,7 +15,6 @@ processes of all sites meet.
 """
 
 import os
-import re
 import shlex
 import socket
 import subprocess
@@ -23,7 +22,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
 import pydantic
 
@@ -32,7 +31,7 @@ from geojax.job.cluster_env import FIRST_PORT, KEY_VARIABLE
 from geojax.job.island_env import ISLANDS_PORT, guard_port, island_env
 from geojax.launch import reaper
 from geojax.launch.workers import Worker, new_key, worker_env
-from geojax.network_names import HostAndPort, HostPort, SiteName
+from geojax.network_names import HostAndPort, HostPort, SiteName, SshHost
 from geojax.runtime.rendezvous.sockets import is_loopback
 from geojax.settings import Settings, load_settings
 
@@ -41,25 +40,12 @@ _PASSED_ON = ("GEOJAX_", "JAX_", "XLA_", "NCCL_", "PYTHONPATH", "LD_LIBRARY_PATH
 _SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=30", "-o", "ServerAliveInterval=15")
 
 
-def _checked_ssh_host(host: str) -> str:
-    # It is an argument of ssh, which takes a first '-' for an option.
-    if not re.fullmatch(r"([A-Za-z0-9_.][^\s@]*@)?[A-Za-z0-9_.:\[][^\s@]*", host):
-        raise ValueError(
-            f"{host[:80]!r} is no host for ssh; give a name or an address, such as east1 or "
-            "me@10.1.0.1"
-        )
-    return host
-
-
-_SshHost = Annotated[str, pydantic.AfterValidator(_checked_ssh_host)]
-
-
 class SiteHosts(Settings):
     """Hosts of one site."""
 
     name: SiteName
     """Name of the site in the topology."""
-    hosts: tuple[_SshHost, ...] = pydantic.Field(min_length=1)
+    hosts: tuple[SshHost, ...] = pydantic.Field(min_length=1)
     """Hosts as ssh knows them: `east1`, `me@10.1.0.1`."""
 
 

@@ -1,6 +1,5 @@
 """The terminal output of a run: start-up lines, progress bar, loss curve and summary."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -10,6 +9,7 @@ import rich.console
 import rich.progress
 import rich.table
 
+from geojax.saved_runs.records.smoothing import smooth
 from geojax.train.metrics import read_metrics
 
 
@@ -90,9 +90,7 @@ def draw_loss_curve(metrics: Path, image: Path) -> None:
     if training:
         steps, losses = zip(*training, strict=True)
         axes.plot(steps, losses, color="#9bb8d3", linewidth=0.8, label="training")
-        axes.plot(
-            steps, _smooth(losses), color="#1f5a94", linewidth=1.8, label="training, smoothed"
-        )
+        axes.plot(steps, smooth(losses), color="#1f5a94", linewidth=1.8, label="training, smoothed")
     names = sorted(
         {
             name
@@ -111,17 +109,6 @@ def draw_loss_curve(metrics: Path, image: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(image)
     pyplot.close(figure)
-
-
-def _smooth(values: tuple[float, ...]) -> list[float]:
-    """Average exponentially over about a fiftieth of the run, unbiased at its start."""
-    decay = math.exp(-1 / max(1.0, len(values) / 50))
-    average, weight, smooth = 0.0, 0.0, []
-    for value in values:
-        average = decay * average + (1 - decay) * value
-        weight = decay * weight + (1 - decay)
-        smooth.append(average / weight)
-    return smooth
 
 
 def summary_table(title: str, entries: Mapping[str, Any]) -> rich.table.Table:

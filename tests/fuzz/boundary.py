@@ -17,6 +17,8 @@ ENDS = (
     "geojax.data.standard_library:prepare_standard_library",
     "geojax.cli.data_show:_print_json",
     "geojax.cli.launch:supervise",
+    "geojax.cli.watch:_print_lines",
+    "geojax.cli.watch:_show",
     "geojax.launch.hosts:_connected_to",
     "geojax.cli.wan:bring_up",
     "geojax.cli.wan:take_down",

@@ -66,11 +66,15 @@ _OPTIONS = {
         "--tokenizer": ("chat/tokenizer.json", "data/tokenizer.json", *_PATHS),
         "--adapter": (),
     },
+    "watch": {"--once": ()},
+    "report": {"--output": _PATHS},
 }
 _NEEDED = {
     "generate": ["--prompt", "1 is", "--max-tokens", "4"],
     "evaluate": [],
     "export": ["--output", "out"],
+    "watch": ["--once"],
+    "report": ["--output", "out"],
 }
 
 
@@ -118,7 +122,7 @@ def _harm(case: Case, name: str, rng: random.Random) -> None:
     if name.endswith("metrics.jsonl") and rng.random() < 0.5:
         line = json.dumps({"step": rng.choice(JSON_VALUES), "loss": rng.choice(JSON_VALUES)})
         case.files[name] = rng.choice([content + line.encode() + b"\n", line.encode() + content])
-    elif name.endswith("config.yaml") and rng.random() < 0.5:
+    elif name.endswith(("config.yaml", "step.yaml")) and rng.random() < 0.5:
         case.files[name] = mutated(content, rng)
     elif rng.random() < 0.2:
         case.kinds[name] = rng.choice(KINDS)
@@ -126,6 +130,27 @@ def _harm(case: Case, name: str, rng: random.Random) -> None:
         harm(case, name, rng)
     else:
         case.files[name] = flipped(content, rng)
+
+
+def told(corpus: Corpus, rng: random.Random) -> Case:
+    """A run whose records are somebody's, watched or reported."""
+    name = rng.choice(RUNS)
+    files = dict(corpus.runs[name])
+    values = [*JSON_VALUES, *ANYTHING]
+    keys = ("step", "time", "kind", "text", "attempt", "began", "ended", "seconds", "outcome")
+    keys += ("waiting_for", "loss", "link/west/wait_seconds", "site/west/age_seconds", "mfu")
+    keys += ("validation/x\x1b[2J", "slowest/process", "slowest/seconds", "tokens_per_second")
+    for file in ("events.jsonl", "goodput.jsonl", "goodput-now.json", "metrics.jsonl"):
+        lines = [
+            {"step": 1, "attempt": 1, "began": 1.0}
+            | {rng.choice(keys): rng.choice(values) for _ in range(rng.randrange(1, 5))}
+            for _ in range(rng.randrange(1, 4))
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        folder = rng.choice(["", "", "west/", "checkpoints/", "a b/"])
+        files[f"{name}/{folder}{file}"] = text.encode(errors="surrogatepass")
+    words = rng.choice([["watch", name, "--once"], ["report", name], ["report", name, name]])
+    return Case(words, files, notes=True, writes=("report.html",))
 
 
 def folders(corpus: Corpus, rng: random.Random) -> Case:
@@ -173,4 +198,4 @@ def _move(files: dict[str, bytes], prefix: str, target: str | None) -> None:
             files[target + name.removeprefix(prefix)] = content
 
 
-DRAWS = ((4, options), (4, damaged), (2, folders))
+DRAWS = ((4, options), (4, damaged), (2, told), (2, folders))

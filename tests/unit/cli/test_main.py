@@ -42,7 +42,7 @@ def test_the_overview_has_each_subcommand(capsys, monkeypatch, arguments):
         (["trian", "run.yaml"], "there is no subcommand 'trian'; did you mean 'train'?"),
         (["wan", "statsu"], "there is no subcommand 'wan statsu'; did you mean 'wan status'?"),
         (["data"], "there is no subcommand 'data'; did you mean 'data prepare' or 'data show'?"),
-        (["xyzzy"], "there is no subcommand 'xyzzy'; there are: train, plan, "),
+        (["xyzzy"], "there is no subcommand 'xyzzy'; there are: train, watch, "),
         (["wan", "mend"], "geojax wan mend is called geojax wan restore now"),
         (["memory", "run.yaml"], "geojax memory is called geojax plan now"),
         (["compile"], "geojax compile is called geojax plan --compile now"),
