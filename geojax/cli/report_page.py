@@ -73,7 +73,6 @@ td { overflow-wrap: anywhere; max-width: 62ch; }
 code, td.key { font-family: ui-monospace, monospace; font-size: 12.5px; }
 details { margin: 6px 0; } summary { cursor: pointer; font-weight: 600; }
 .scroll { overflow-x: auto; }
-.worse { color: #b91c1c; font-weight: 600; }
 """
 _MOST_EVENTS = 200
 _MOST_VALUE = 300
