@@ -7,7 +7,6 @@ attempts are lost.
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from geojax.paths import write_atomically
+from geojax.saved_runs.records.attempt_records import AttemptRecord, add_numbers, in_order
 from geojax.train.writing.appended_file import AppendedFile
 from geojax.train.writing.background_writer import Put
 
@@ -31,38 +31,10 @@ Outcome = Literal["end", "stopped", "failed", "killed"]
 
 ATTEMPTS = "goodput.jsonl"
 RUNNING = "goodput-now.json"
-START = "other processes at the start"
-"""Whom an attempt waits for until all processes have compiled."""
+START = "start"
+"""Name in `waiting_for` of the other processes, until all have compiled."""
 
 _WRITE_SECONDS = 1.0
-
-
-@dataclasses.dataclass
-class Attempt:
-    """The seconds of one attempt so far."""
-
-    attempt: int
-    """Number of the attempt, from 1."""
-    began: float
-    """Seconds since the epoch at which its process began."""
-    ended: float
-    """Seconds since the epoch up to which its seconds are known."""
-    first_step: int
-    """Step that it goes on from."""
-    last_step: int
-    """Last step that it has done."""
-    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds by `Kind`, and `other`, which none of them has."""
-    waiting_for: dict[str, float] = dataclasses.field(default_factory=dict)
-    """The seconds of `waiting` by the site that was waited for."""
-    outcome: Outcome = "killed"
-
-    def to_json(self) -> str:
-        """Return the attempt in one line of JSON."""
-        content = dataclasses.asdict(self)
-        for name in ("seconds", "waiting_for"):
-            content[name] = {key: round(value, 4) for key, value in content[name].items()}
-        return json.dumps(content)
 
 
 def process_began() -> float:
@@ -90,24 +62,28 @@ class GoodputLedger:
         """
         self._folder, self._put = folder, put
         self._lines = AppendedFile(folder / ATTEMPTS)
-        ended, running = _ended_attempts(folder), _running_attempt(folder)
-        earlier = ended if running is None else [*ended, running]
-        self._reached = max((attempt.last_step for attempt in earlier), default=0)
-        self.attempt = Attempt(len(earlier) + 1, began, time.time(), step, step)
-        self._clock, self._written = time.monotonic(), 0.0
-        self._since = self._clock - (self.attempt.ended - began)
-        if running is not None:
-            line = f"{running.to_json()}\n".encode()
+        earlier = read_attempts(folder)
+        self._reached = max((attempt.last_step or 0 for attempt in earlier), default=0)
+        self.attempt = 1 + max((attempt.attempt for attempt in earlier), default=0)
+        """Number of the attempt, from 1."""
+        self.last_step = step
+        """Last step that is done."""
+        self._began, self._first_step = began, step
+        self._seconds: dict[str, float] = {}
+        self._waiting_for: dict[str, float] = {}
+        self._written = 0.0
+        self._since = time.monotonic() - (time.time() - began)
+        killed = _running(folder)
+        if killed is not None:
+            line = f"{json.dumps(killed)}\n".encode()
             put(ATTEMPTS, lambda: self._lines.append(line))
         self._write()
 
     def spend(self, kind: Kind, seconds: float, waiting_for: str | None = None) -> None:
         """Count seconds of a kind."""
-        spent = self.attempt.seconds
-        spent[kind] = spent.get(kind, 0.0) + seconds
+        add_numbers(self._seconds, {kind: seconds})
         if waiting_for is not None:
-            waited = self.attempt.waiting_for
-            waited[waiting_for] = waited.get(waiting_for, 0.0) + seconds
+            add_numbers(self._waiting_for, {waiting_for: seconds})
 
     @contextlib.contextmanager
     def spent(self, kind: Kind) -> Iterator[None]:
@@ -127,7 +103,7 @@ class GoodputLedger:
             data: those in which devices waited for its batch.
             waits: those in which devices waited for other sites, by site.
         """
-        self.attempt.last_step = step
+        self.last_step = step
         self.spend("data", data)
         for site, waited in waits.items():
             self.spend("waiting", waited, site)
@@ -138,8 +114,7 @@ class GoodputLedger:
 
     def end(self, outcome: Outcome) -> None:
         """Note how the attempt ended."""
-        self.attempt.outcome = outcome
-        line = f"{self._known().to_json()}\n".encode()
+        line = f"{self._line(outcome)}\n".encode()
 
         def write() -> None:
             self._lines.append(line)
@@ -147,58 +122,68 @@ class GoodputLedger:
 
         self._put(ATTEMPTS, write)
 
-    def _known(self) -> Attempt:
-        """Return the attempt with the seconds that no kind has."""
-        now = time.monotonic()
-        attempt = self.attempt
-        attempt.ended = attempt.began + now - self._since
-        kinds = {kind: value for kind, value in attempt.seconds.items() if kind != "other"}
-        attempt.seconds = kinds | {"other": max(now - self._since - sum(kinds.values()), 0.0)}
-        return attempt
+    def _line(self, outcome: Outcome) -> str:
+        """Return the attempt as JSON, with the seconds that no kind has as `other`."""
+        elapsed = time.monotonic() - self._since
+        rest = max(elapsed - sum(self._seconds.values()), 0.0)
+        return json.dumps(
+            {
+                "attempt": self.attempt,
+                "began": self._began,
+                "ended": self._began + elapsed,
+                "first_step": self._first_step,
+                "last_step": self.last_step,
+                "seconds": _rounded(self._seconds | {"other": rest}),
+                "waiting_for": _rounded(self._waiting_for),
+                "outcome": outcome,
+            }
+        )
 
     def _write(self) -> None:
+        """Write the running attempt: what is left of it if it is killed."""
         self._written = time.monotonic()
-        content, path = self._known().to_json(), self._folder / RUNNING
+        content, path = self._line("killed"), self._folder / RUNNING
         self._put(RUNNING, lambda: write_atomically(path, content, durable=False))
 
 
-def read_attempts(folder: Path) -> list[Attempt]:
+def read_attempts(folder: Path) -> tuple[AttemptRecord, ...]:
     """Read the attempts of a run directory, in order; the last one may be running.
 
     What is damaged is left out.
     """
-    running = _running_attempt(folder)
-    return _ended_attempts(folder) + ([] if running is None else [running])
+    running = _running(folder)
+    ended = [_record(line) for line in _objects(folder / ATTEMPTS)]
+    return in_order(
+        [attempt for attempt in ended if attempt is not None],
+        None if running is None else _record(running),
+    )
 
 
-def _ended_attempts(folder: Path) -> list[Attempt]:
-    attempts = map(_attempt, _texts(folder / ATTEMPTS))
-    return list({each.attempt: each for each in attempts if each is not None}.values())
+def _record(line: Mapping[str, Any]) -> AttemptRecord | None:
+    return AttemptRecord.of(line, is_over=True)
 
 
-def _running_attempt(folder: Path) -> Attempt | None:
+def _running(folder: Path) -> Mapping[str, Any] | None:
     """Read the attempt that runs or was killed; None: the last one has ended."""
-    ended = {attempt.attempt for attempt in _ended_attempts(folder)}
-    for running in map(_attempt, _texts(folder / RUNNING)):
-        if running is not None and running.attempt not in ended:
-            return running
+    ended = {line.get("attempt") for line in _objects(folder / ATTEMPTS)}
+    for line in _objects(folder / RUNNING):
+        if _record(line) is not None and line["attempt"] not in ended:
+            return line
     return None
 
 
-def _texts(path: Path) -> list[str]:
+def _objects(path: Path) -> list[dict[str, Any]]:
+    """Read the JSON objects of a file's lines; what is damaged is left out."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
+    objects = []
+    for line in lines:
+        with contextlib.suppress(ValueError, RecursionError):
+            objects.append(json.loads(line))
+    return [each for each in objects if isinstance(each, dict)]
 
 
-def _attempt(text: str) -> Attempt | None:
-    """Return the attempt of a line; None: it is damaged."""
-    names = [field.name for field in dataclasses.fields(Attempt)]
-    with contextlib.suppress(ValueError, TypeError, RecursionError):
-        content: Mapping[str, Any] = json.loads(text)
-        attempt = Attempt(**{name: content[name] for name in names if name in content})
-        numbers = (attempt.attempt, attempt.first_step, attempt.last_step)
-        if all(isinstance(number, int) for number in numbers):
-            return attempt
-    return None
+def _rounded(seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in seconds.items()}

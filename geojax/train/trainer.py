@@ -395,7 +395,7 @@ class Trainer:
         if ledger is not None:
             events = EventLog(self.directory.path, self.files.put)
             kind: EventKind = "resume" if self.step_number else "start"
-            number = ledger.attempt.attempt
+            number = ledger.attempt
             text = f"attempt {number} goes on from step {self.step_number}"
             events.note(self.step_number, kind, text, attempt=number)
         comparison = self._comparison(writer)
@@ -653,11 +653,11 @@ def _ending(
         yield
     except BaseException as error:
         if ledger is not None and events is not None:
-            events.note(ledger.attempt.last_step, "end", f"failed: {_first_line(error)}")
+            events.note(ledger.last_step, "end", f"failed: {_first_line(error)}")
             ledger.end("failed")
         raise
     if ledger is not None and events is not None:
-        step = ledger.attempt.last_step
+        step = ledger.last_step
         if loop.stopped_early:
             events.note(step, "stop", "stopped on request; the state is saved")
         else:

@@ -38,7 +38,9 @@ def printed(capsys, *arguments):
 
 
 def source_of(text, key):
-    (line,) = (line for line in text.splitlines() if line.strip().startswith(f"{key}: "))
+    lines = [line for line in text.splitlines() if line.strip().startswith(f"{key}: ")]
+    at_the_top = [line for line in lines if line.startswith(key)]
+    (line,) = at_the_top or lines
     return line.partition("# ")[2]
 
 

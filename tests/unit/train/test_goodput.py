@@ -52,7 +52,7 @@ def test_a_killed_attempt_leaves_its_seconds(tmp_path, monkeypatch):
     (running,) = read_attempts(tmp_path)
     assert running.seconds["productive"] == 1.0
     again = ledger_of(tmp_path)
-    assert again.attempt.attempt == 2
+    assert again.attempt == 2
     first, second = read_attempts(tmp_path)
     assert (first.outcome, first.last_step, second.last_step) == ("killed", 1, 0)
     again.step(1, 1.0, data=0.0, waits={})
@@ -65,7 +65,7 @@ def test_an_attempt_that_ended_and_could_not_remove_its_file_counts_once(tmp_pat
     ledger.end("end")
     (tmp_path / RUNNING).write_text(kept)
     assert [attempt.outcome for attempt in read_attempts(tmp_path)] == ["end"]
-    assert ledger_of(tmp_path).attempt.attempt == 2
+    assert ledger_of(tmp_path).attempt == 2
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"attempt": 1}', '{"attempt": "x"}', "\x00"])
