@@ -5,10 +5,9 @@ import time
 from pathlib import Path
 from typing import Literal
 
+from geojax.saved_runs.records.run_files import EVENTS
 from geojax.train.writing.appended_file import AppendedFile
 from geojax.train.writing.background_writer import Put
-
-EVENTS = "events.jsonl"
 
 EventKind = Literal[
     "start",

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from geojax.paths import write_atomically
 from geojax.saved_runs.records.attempt_records import AttemptRecord, add_numbers, in_order
+from geojax.saved_runs.records.run_files import GOODPUT, GOODPUT_NOW
 from geojax.train.writing.appended_file import AppendedFile
 from geojax.train.writing.background_writer import Put
 
@@ -29,8 +30,6 @@ waited for a batch."""
 Outcome = Literal["end", "stopped", "failed", "killed"]
 """The end of an attempt. stopped: by a signal. killed: it left no other trace."""
 
-ATTEMPTS = "goodput.jsonl"
-RUNNING = "goodput-now.json"
 START = "start"
 """Name in `waiting_for` of the other processes, until all have compiled."""
 
@@ -61,7 +60,7 @@ class GoodputLedger:
             step: the last step that was restored; 0 for a new run.
         """
         self._folder, self._put = folder, put
-        self._lines = AppendedFile(folder / ATTEMPTS)
+        self._lines = AppendedFile(folder / GOODPUT)
         earlier = read_attempts(folder)
         self._reached = max((attempt.last_step or 0 for attempt in earlier), default=0)
         self.attempt = 1 + max((attempt.attempt for attempt in earlier), default=0)
@@ -76,7 +75,7 @@ class GoodputLedger:
         killed = _running(folder)
         if killed is not None:
             line = f"{json.dumps(killed)}\n".encode()
-            put(ATTEMPTS, lambda: self._lines.append(line))
+            put(GOODPUT, lambda: self._lines.append(line))
         self._write()
 
     def spend(self, kind: Kind, seconds: float, waiting_for: str | None = None) -> None:
@@ -118,9 +117,9 @@ class GoodputLedger:
 
         def write() -> None:
             self._lines.append(line)
-            (self._folder / RUNNING).unlink(missing_ok=True)
+            (self._folder / GOODPUT_NOW).unlink(missing_ok=True)
 
-        self._put(ATTEMPTS, write)
+        self._put(GOODPUT, write)
 
     def _line(self, outcome: Outcome) -> str:
         """Return the attempt as JSON, with the seconds that no kind has as `other`."""
@@ -142,8 +141,8 @@ class GoodputLedger:
     def _write(self) -> None:
         """Write the running attempt: what is left of it if it is killed."""
         self._written = time.monotonic()
-        content, path = self._line("killed"), self._folder / RUNNING
-        self._put(RUNNING, lambda: write_atomically(path, content, durable=False))
+        content, path = self._line("killed"), self._folder / GOODPUT_NOW
+        self._put(GOODPUT_NOW, lambda: write_atomically(path, content, durable=False))
 
 
 def read_attempts(folder: Path) -> tuple[AttemptRecord, ...]:
@@ -152,7 +151,7 @@ def read_attempts(folder: Path) -> tuple[AttemptRecord, ...]:
     What is damaged is left out.
     """
     running = _running(folder)
-    ended = [_record(line) for line in _objects(folder / ATTEMPTS)]
+    ended = [_record(line) for line in _objects(folder / GOODPUT)]
     return in_order(
         [attempt for attempt in ended if attempt is not None],
         None if running is None else _record(running),
@@ -165,8 +164,8 @@ def _record(line: Mapping[str, Any]) -> AttemptRecord | None:
 
 def _running(folder: Path) -> Mapping[str, Any] | None:
     """Read the attempt that runs or was killed; None: the last one has ended."""
-    ended = {line.get("attempt") for line in _objects(folder / ATTEMPTS)}
-    for line in _objects(folder / RUNNING):
+    ended = {line.get("attempt") for line in _objects(folder / GOODPUT)}
+    for line in _objects(folder / GOODPUT_NOW):
         if _record(line) is not None and line["attempt"] not in ended:
             return line
     return None

@@ -147,6 +147,7 @@ def _example_type() -> Any:
         UserError: protobuf is missing.
     """
     try:
+        # Its types are a package of their own.
         from google.protobuf import (  # type: ignore[import-untyped]
             descriptor_pb2,
             descriptor_pool,

@@ -36,9 +36,8 @@ class Delimited:
         """Read the records of a file; arguments are those of `RecordFile`."""
         assert span is None, "a file of CSV is read as a whole"
         csv.field_size_limit(LONGEST_LINE)
-        with open_text(path, advance) as text:
-            # Ends of lines are those of the text; quotes keep theirs.
-            text.reconfigure(newline="")  # type: ignore[attr-defined]
+        # Quoted values keep their ends of lines.
+        with open_text(path, advance, newline="") as text:
             rows = csv.reader(text, delimiter=_DELIMITERS.get(suffix_of(path), ","), strict=True)
             try:
                 header = [name.removeprefix("\ufeff") for name in next(rows, [])]

@@ -66,15 +66,21 @@ def open_mapped(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def open_text(path: Path, advance: Advance, span: Span | None = None) -> Iterator[io.TextIOBase]:
+def open_text(
+    path: Path, advance: Advance, span: Span | None = None, *, newline: str | None = None
+) -> Iterator[io.TextIOBase]:
     """Open a file of text, or a span of its bytes; decompress it, and count the bytes read.
+
+    Ends of lines become LF, unless `newline` is "".
 
     Raises:
         UserError: it cannot be read, or is not UTF-8 text.
     """
     with open_bytes(path) as file, reading(path):
         counted = cast(IO[bytes], io.BufferedReader(_Counted(file, span, advance), _BUFFER_BYTES))
-        with io.TextIOWrapper(_decompressed(path, counted), encoding="utf-8") as text:
+        with io.TextIOWrapper(
+            _decompressed(path, counted), encoding="utf-8", newline=newline
+        ) as text:
             yield text
 
 

@@ -6,9 +6,6 @@ from typing import Any, NamedTuple, Protocol
 
 from geojax.data.files.opening import Advance, Span, silent
 
-Place = Any
-"""The place of a record: as text it is the file's path and the number of the line or record."""
-
 
 class NumberedPlace(NamedTuple):
     """The place of a record that no line number finds."""
@@ -26,7 +23,8 @@ class NumberedPlace(NamedTuple):
 class Record(NamedTuple):
     """The values of a file's record by the names of its columns."""
 
-    place: Place
+    place: object
+    """Its place: as text the file's path and the number of the line or record."""
     values: Mapping[str, Any]
 
 

@@ -18,7 +18,7 @@ GOODPUT_NOW = "goodput-now.json"
 CONFIG = "config.yaml"
 STEP = "step.yaml"
 
-_NO_SITES = ("checkpoints", "tensorboard")
+_NO_SITES = ("checkpoints", "tensorboard", "trackers", "profile")
 _EARLIER_CONFIG = re.compile(r"config\.(\d{1,6})\.yaml")
 _FILES = (METRICS, EVENTS, GOODPUT, GOODPUT_NOW, CONFIG, STEP)
 _PIECE = 1 << 22

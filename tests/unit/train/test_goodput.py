@@ -7,9 +7,8 @@ import time
 
 import pytest
 
+from geojax.saved_runs.records.run_files import GOODPUT, GOODPUT_NOW
 from geojax.train.goodput import (
-    ATTEMPTS,
-    RUNNING,
     START,
     GoodputLedger,
     process_began,
@@ -42,7 +41,7 @@ def test_seconds_add_up_and_steps_done_before_are_recomputed(tmp_path):
     attempt = read_attempts(tmp_path)[-1]
     assert (attempt.attempt, attempt.first_step, attempt.last_step) == (2, 2, 5)
     assert (attempt.seconds["recomputed"], attempt.seconds["productive"]) == (20.0, 10.0)
-    assert not (tmp_path / RUNNING).exists()
+    assert not (tmp_path / GOODPUT_NOW).exists()
 
 
 def test_a_killed_attempt_leaves_its_seconds(tmp_path, monkeypatch):
@@ -61,9 +60,9 @@ def test_a_killed_attempt_leaves_its_seconds(tmp_path, monkeypatch):
 
 def test_an_attempt_that_ended_and_could_not_remove_its_file_counts_once(tmp_path):
     ledger = ledger_of(tmp_path)
-    kept = (tmp_path / RUNNING).read_text()
+    kept = (tmp_path / GOODPUT_NOW).read_text()
     ledger.end("end")
-    (tmp_path / RUNNING).write_text(kept)
+    (tmp_path / GOODPUT_NOW).write_text(kept)
     assert [attempt.outcome for attempt in read_attempts(tmp_path)] == ["end"]
     assert ledger_of(tmp_path).attempt == 2
 
@@ -71,9 +70,9 @@ def test_an_attempt_that_ended_and_could_not_remove_its_file_counts_once(tmp_pat
 @pytest.mark.parametrize("damage", ["{", "[]", '{"attempt": 1}', '{"attempt": "x"}', "\x00"])
 def test_what_is_damaged_is_left_out(tmp_path, damage):
     ledger_of(tmp_path).end("end")
-    with (tmp_path / ATTEMPTS).open("a") as file:
+    with (tmp_path / GOODPUT).open("a") as file:
         file.write(damage + "\n")
-    (tmp_path / RUNNING).write_text(damage)
+    (tmp_path / GOODPUT_NOW).write_text(damage)
     assert [attempt.attempt for attempt in read_attempts(tmp_path)] == [1]
 
 
@@ -90,6 +89,6 @@ def test_a_line_is_short_json(tmp_path):
     ledger = ledger_of(tmp_path)
     ledger.step(1, 1 / 3, data=0.0, waits={})
     ledger.end("failed")
-    content = json.loads((tmp_path / ATTEMPTS).read_text())
+    content = json.loads((tmp_path / GOODPUT).read_text())
     assert content["outcome"] == "failed"
     assert content["seconds"]["productive"] == 0.3333
