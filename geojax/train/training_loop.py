@@ -437,10 +437,12 @@ class TrainingLoop(Generic[State]):
     def _save(self, state: State, step: int) -> None:
         self._save_asked = False
         metadata = {**self.metadata, "consumed_sequences": self.consumed}
+        blocked = self.checkpointer.blocked_seconds
         with self.watchdog.step(step, "save"), self._spent("saving"):
             self._make_directory_again()
             self.save(self.runtime, step, state, metadata)
-        if self.events is not None:
+        # A step that is saved already is not saved again.
+        if self.events is not None and self.checkpointer.blocked_seconds > blocked:
             self.events.note(step, "save", "the state is copied and being written")
 
     def _make_directory_again(self) -> None:

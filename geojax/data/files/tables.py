@@ -1,7 +1,7 @@
 """Records of Parquet and Arrow files, read by pyarrow."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,8 @@ class Parquet:
     def spans(self, path: Path, size: int) -> Iterator[Span | None]:
         """Take row groups together that are about `size` bytes in the file."""
         with _reading(path), _parquet_file(path) as file:
-            begin, total = 0, 0
-            for number in range(file.num_row_groups):
-                total += _compressed_bytes(file, number)
-                if total >= size:
-                    yield Span(begin, number + 1)
-                    begin, total = number + 1, 0
-            if begin < file.num_row_groups:
-                yield Span(begin, file.num_row_groups)
+            groups = range(file.num_row_groups)
+            yield from _spans_of((_compressed_bytes(file, group) for group in groups), size)
 
     def records(
         self,
@@ -72,14 +66,7 @@ class Arrow:
     def spans(self, path: Path, size: int) -> Iterator[Span | None]:
         """Take batches together that are about `size` bytes in memory."""
         with _batches(path) as (_, _, batches):
-            begin, total, number = 0, 0, 0
-            for number, batch in enumerate(batches, start=1):
-                total += batch.nbytes
-                if total >= size:
-                    yield Span(begin, number)
-                    begin, total = number, 0
-            if begin < number:
-                yield Span(begin, number)
+            yield from _spans_of((batch.nbytes for batch in batches), size)
 
     def records(
         self,
@@ -136,6 +123,18 @@ def _batches(path: Path) -> Iterator[tuple[Any, Any, Iterator[Any]]]:
             mapped.seek(0)
             stream = arrow.ipc.open_stream(mapped)
             yield arrow, stream.schema, iter(stream)
+
+
+def _spans_of(bytes_of_units: Iterable[int], size: int) -> Iterator[Span]:
+    """Take units of a file together until they have `size` bytes."""
+    begin, total, number = 0, 0, 0
+    for number, unit_bytes in enumerate(bytes_of_units, start=1):
+        total += unit_bytes
+        if total >= size:
+            yield Span(begin, number)
+            begin, total = number, 0
+    if begin < number:
+        yield Span(begin, number)
 
 
 def _compressed_bytes(file: Any, group: int) -> int:
