@@ -1,15 +1,15 @@
 """Profiles of some steps of a run: XProf traces and memory snapshots, on one process alone.
 
 Dispatch is asynchronous. Before the first profiled step this process waits for the steps under way,
-and after the last one for that step, so that exactly the profiled steps are in the trace. It waits
-for their results alone and reads none: whatever the loop decides by a step's metrics it decides as
-late as on the other processes, which know nothing of the profile.
+and after the last one for that step, so that exactly the profiled steps are in the trace. It reads
+no result: whatever the loop decides by a step's metrics it decides as late as on the other
+processes, which know nothing of the profile.
 """
 
 import contextlib
 import threading
 import time
-from collections.abc import Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Self
 
@@ -72,31 +72,31 @@ class StepProfiler:
         self._done = 0
         self._annotation: Any = None
 
-    def begin_step(self, step: int, under_way: Mapping[str, Any] | None) -> None:
+    def begin_step(self, step: int, under_way: Future[float] | None) -> None:
         """Begin a step, and a profile if it is the first of one.
 
         Args:
             step: number of the step, from 1.
-            under_way: metrics of the newest step that may still run; None: there is none.
+            under_way: end of the newest step that may still run; None: there is none.
         """
         is_free = self._profiled is None and not self._is_writing
         if is_free and (last := self._last_of(step)) is not None:
             if under_way is not None:
                 with self._watchdog.step(step - 1):
-                    jax.block_until_ready(under_way)
+                    under_way.result()
             with self._watchdog.step(step - 1, "profile"):
                 self._start(range(step, last + 1))
             self.held_until = time.monotonic()
         self._annotation = jax.profiler.StepTraceAnnotation(_STEP, step_num=step)
         self._annotation.__enter__()
 
-    def end_step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """End the host's part of a step, and the profile if it is the last of it."""
+    def end_step(self, step: int, end: Future[float]) -> None:
+        """End the host's part of a step, and at the step's end the profile if it is its last."""
         self._annotation.__exit__(None, None, None)
         self._done = step
         if self._profiled is not None and step == self._profiled[-1]:
             with self._watchdog.step(step):
-                jax.block_until_ready(metrics)
+                end.result()
             with self._watchdog.step(step, "profile"):
                 self._stop(self._profiled, HOLD_SECONDS)
             self.held_until = time.monotonic()

@@ -207,7 +207,7 @@ class TrainingLoop(Generic[State]):
                 self._take_batches_of(size, done)
             stop = self.stop_signals is not None and self.stop_signals.requested
             requests = {"stop": stop, "save": self.checkpointer.due()}
-            self.profiler.begin_step(done + 1, self._pending[-1].metrics if self._pending else None)
+            self.profiler.begin_step(done + 1, self._pending[-1].end if self._pending else None)
             with self.watchdog.data(done + 1):
                 batch = next(batches)
             ready = time.monotonic()
@@ -218,7 +218,7 @@ class TrainingLoop(Generic[State]):
             self.consumed += self.runtime.sequences
             links, ended = self.runtime.link_traffic(), self._ends.of(metrics)
             self._pending.append(_PendingStep(done, self.consumed, metrics, links, ended, host))
-            self.profiler.end_step(done, metrics)
+            self.profiler.end_step(done, ended)
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
             validate = done % config.evaluation.interval == 0 or done == config.steps
