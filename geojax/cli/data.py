@@ -29,12 +29,12 @@ class PrepareCommand(SourceText, Tokenization):
 def run(command: PrepareCommand) -> int:
     """Prepare the folders, print a table of them, and return the exit code 0."""
     from geojax.data import PrepareSettings, prepare
-    from geojax.settings import load_yaml, validate
+    from geojax.settings import load_settings, validate
 
     if command.config is not None:
         if command != PrepareCommand(config=command.config):
             raise UserError("--config says everything: give it alone")
-        settings = validate(PrepareSettings, load_yaml(command.config), str(command.config))
+        settings = load_settings(PrepareSettings, command.config)
     else:
         settings = validate(PrepareSettings, _single_source(command), "geojax data prepare")
     prepared = prepare(settings, progress=True)

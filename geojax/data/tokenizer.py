@@ -80,7 +80,8 @@ class Tokenizer:
             if not pairs:
                 raise UserError(
                     f"{source}: no token for the beginning and the end of a document is known; "
-                    "name them with beginning_token and end_token"
+                    "a folder whose tokenizer_config.json names them would do, and geojax data "
+                    "prepare takes beginning_token and end_token"
                 )
             beginning, end = pairs[0]
         self.beginning = beginning if beginning is not None else str(end)
