@@ -27,7 +27,7 @@ import pyarrow.parquet
 import tokenizers
 from worker import processor
 
-from geojax.data.standard_library import standard_library_documents
+from geojax.data.preparation.standard_library import standard_library_documents
 from geojax.data.tokenizer import Tokenizer
 
 MEGABYTES = 100

@@ -11,7 +11,7 @@ from geojax import runtime
 from geojax.checkpoint import RunDirectory
 from geojax.config.run_config import RunConfig
 from geojax.data.corpus import check_sources
-from geojax.data.standard_library import open_standard_library
+from geojax.data.preparation.standard_library import open_standard_library
 from geojax.errors import UserError
 from geojax.inference.samples import sample_texts
 from geojax.job.cluster_env import ProcessSettings

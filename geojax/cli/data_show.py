@@ -154,7 +154,7 @@ def _config(command: DataShowCommand, path: Path, overrides: Sequence[str]) -> "
 
 def _folders(config: "RunConfig") -> list[Path]:
     """Return the folders of a config's sources, of which a builtin one is prepared if need be."""
-    from geojax.data.standard_library import open_standard_library
+    from geojax.data.preparation.standard_library import open_standard_library
 
     return [
         source.prepared or open_standard_library(config.data, progress=True).folder
@@ -211,7 +211,7 @@ def _of_folder(command: DataShowCommand, folder: Path) -> _Reading:
 
 def _of_config(config: "RunConfig") -> _Reading:
     from geojax.data import Corpus
-    from geojax.data.standard_library import open_standard_library
+    from geojax.data.preparation.standard_library import open_standard_library
 
     return _Reading(
         Corpus.open(config.data, open_standard_library),

@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from geojax.data.loader import Loader as Loader
     from geojax.data.packing import Batch as Batch
     from geojax.data.packing import pack as pack
-    from geojax.data.preparation import prepare as prepare
+    from geojax.data.preparation.preparation import prepare as prepare
+    from geojax.data.preparation.standard_library import (
+        prepare_standard_library as prepare_standard_library,
+    )
     from geojax.data.settings import DataSettings as DataSettings
     from geojax.data.settings import PrepareSettings as PrepareSettings
     from geojax.data.settings import PrepareSource as PrepareSource
     from geojax.data.settings import SourceSettings as SourceSettings
-    from geojax.data.standard_library import prepare_standard_library as prepare_standard_library
     from geojax.data.storage import Prepared as Prepared
     from geojax.data.tokenizer import Tokenizer as Tokenizer
 
@@ -29,9 +31,9 @@ _NAMES = {
     "geojax.data.corpus": "Corpus Source",
     "geojax.data.loader": "Loader",
     "geojax.data.packing": "Batch pack",
-    "geojax.data.preparation": "prepare",
+    "geojax.data.preparation.preparation": "prepare",
     "geojax.data.settings": "DataSettings PrepareSettings PrepareSource SourceSettings",
-    "geojax.data.standard_library": "prepare_standard_library",
+    "geojax.data.preparation.standard_library": "prepare_standard_library",
     "geojax.data.storage": "Prepared",
     "geojax.data.tokenizer": "Tokenizer",
 }

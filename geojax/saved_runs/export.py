@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from geojax.checkpoint.reading.merged_model import MergedModel
 from geojax.data import Tokenizer
-from geojax.data.atomic_folder import atomic_folder, refuse_taken
-from geojax.data.template_files import (
+from geojax.data.preparation.atomic_folder import atomic_folder, refuse_taken
+from geojax.data.templates.template_files import (
     TEMPLATE_FILE,
     TOKENIZER_CONFIG,
     TemplateText,

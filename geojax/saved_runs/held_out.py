@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from geojax.data import Batch, Corpus, DataSettings, Prepared, Tokenizer
-from geojax.data.standard_library import open_standard_library
+from geojax.data.preparation.standard_library import open_standard_library
 from geojax.data.storage import TRAIN, VALIDATION, SplitName
 from geojax.data.tokenized_text import TokenizedText
 from geojax.data.windows import SequenceWindows, batches_in_order

@@ -14,9 +14,9 @@ from geojax.checkpoint.reading.merged_model import MergedModel
 from geojax.checkpoint.reading.saved_model import SavedModel
 from geojax.checkpoint.reading.weights_of_folder import open_weights
 from geojax.data import Corpus, DataSettings, Tokenizer
-from geojax.data.chat import ChatTemplate
-from geojax.data.standard_library import open_standard_library
-from geojax.data.template_files import distinct_templates, missing_template
+from geojax.data.preparation.standard_library import open_standard_library
+from geojax.data.templates.chat import ChatTemplate
+from geojax.data.templates.template_files import distinct_templates, missing_template
 from geojax.errors import UserError
 from geojax.inference import LoadedModel
 from geojax.inference.loaded_model import refuse_mesh

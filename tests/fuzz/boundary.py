@@ -14,7 +14,7 @@ ENDS = (
     "geojax.probe:probe",
     "geojax.runtime.start:join",
     "geojax.runtime.rendezvous:join",
-    "geojax.data.standard_library:prepare_standard_library",
+    "geojax.data.preparation.standard_library:prepare_standard_library",
     "geojax.cli.data_show:_print_json",
     "geojax.cli.launch:supervise",
     "geojax.cli.watch:_print_lines",

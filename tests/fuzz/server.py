@@ -37,7 +37,7 @@ _MODULES = (
     "geojax.cli.help_pages",
     "geojax.cli.plan_page",
     "geojax.cli.probe_tables",
-    "geojax.data.preparation",
+    "geojax.data.preparation.preparation",
     "geojax.data.preview",
     "geojax.launch.hosts",
     "geojax.pipeline.drawing.timelines",

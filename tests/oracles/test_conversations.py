@@ -9,7 +9,7 @@ from support.chats import CHATML, TALKS, WITH_TAGS, write_tokenizer
 from support.small_models import model_of
 
 from geojax.data import PrepareSettings, Tokenizer, prepare
-from geojax.data.chat import ChatTemplate
+from geojax.data.templates.chat import ChatTemplate
 from geojax.saved_runs.export import ExportedTokenizer
 
 

@@ -8,8 +8,8 @@ import grain
 import pytest
 from array_record.python import array_record_module
 
-from geojax.data.file_tokens import pieces_of
 from geojax.data.files.formats import find_files
+from geojax.data.preparation.file_tokens import pieces_of
 from geojax.data.settings import PrepareSource
 
 WORDS = [

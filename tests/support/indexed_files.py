@@ -16,6 +16,16 @@ def write_indexed(
     code: int | None = None,
 ) -> Path:
     """Write `x.idx` and `x.bin`: each document a list of sequences, each a list of ids."""
+    index, tokens = indexed_bytes(documents, dtype, code)
+    path.write_bytes(index)
+    path.with_suffix(".bin").write_bytes(tokens)
+    return path
+
+
+def indexed_bytes(
+    documents: Sequence[Sequence[Sequence[int]]], dtype: str = "uint16", code: int | None = None
+) -> tuple[bytes, bytes]:
+    """Return the contents of an index and of its file of tokens."""
     sequences = [sequence for document in documents for sequence in document]
     lengths = np.array([len(sequence) for sequence in sequences], np.int32)
     size = np.dtype(dtype).itemsize
@@ -25,6 +35,4 @@ def write_indexed(
         "<9sQBQQ", b"MMIDIDX\0\0", 1, code or CODES[dtype], len(lengths), len(bounds)
     )
     tables = lengths.tobytes() + pointers.astype(np.int64).tobytes() + bounds.tobytes()
-    path.write_bytes(header + tables)
-    path.with_suffix(".bin").write_bytes(np.concatenate(sequences).astype(dtype).tobytes())
-    return path
+    return header + tables, np.concatenate(sequences).astype(dtype).tobytes()

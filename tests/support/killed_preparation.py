@@ -11,7 +11,8 @@ import signal
 import sys
 from pathlib import Path
 
-from geojax.data import PrepareSettings, part_tokens, prepare, storage, workers
+from geojax.data import PrepareSettings, prepare, storage
+from geojax.data.preparation import part_tokens, workers
 
 EVENTS = ("open", "os.rename", "os.remove")
 

@@ -5,13 +5,13 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from geojax.data import indexed
 from geojax.data.files.array_records import ArrayRecords
 from geojax.data.files.delimited import Delimited
 from geojax.data.files.json_lines import JsonLines
 from geojax.data.files.opening import is_compressed, suffix_of
 from geojax.data.files.records import RecordFile
 from geojax.data.files.tables import Arrow, Parquet
+from geojax.data.megatron import indexed
 from geojax.data.settings import Format
 from geojax.errors import UserError
 from geojax.json_file import load_json

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from geojax.data.indexed import SUFFIX, check_header, open_indexed
 from geojax.data.megatron.document_split import ALL_TRAIN, document_ranges, parse_split
+from geojax.data.megatron.indexed import SUFFIX, check_header, open_indexed
 from geojax.data.packing import Window
 from geojax.data.storage import TRAIN, VALIDATION, SplitName, StoredShard, TextDescription
 from geojax.data.tokenizer import Tokenizer

@@ -8,9 +8,11 @@ import random
 
 import pyarrow
 import pyarrow.parquet
+from support.indexed_files import indexed_bytes
 
 from fuzz.case import Case
 from fuzz.corpus import Corpus
+from fuzz.damage import harm
 
 
 def documents(corpus: Corpus, rng: random.Random) -> Case:
@@ -88,4 +90,34 @@ def _bomb(first: bytes, repeated: bytes, size: int = 2**30) -> bytes:
     return gzip.compress(first) + block * (size >> 24)
 
 
-DRAWS = ((3, documents),)
+def megatron(corpus: Corpus, rng: random.Random) -> Case:
+    """Files of Megatron-LM, one of them damaged, that a run reads in place or that are prepared."""
+    lengths = [rng.choice([0, 1, 40, 300]) for _ in range(rng.choice([1, 2, 9]))]
+    contents = indexed_bytes([[[token % 250 for token in range(each)]] for each in lengths])
+    files = dict(zip(("t.idx", "t.bin"), contents, strict=True))
+    tokenizer = {"tokenizer.json": corpus.prepared["data/tokenizer.json"]}
+    source = {"name": "a", "megatron": rng.choice(["t", "t.bin", "t.idx", "u"])}
+    split = rng.choice([None, None, "969,30,1", "1,0,0", "0,0,0", "nan,1", "1,2,3,4", ""])
+    if split is not None:
+        source["split"] = split
+    order = rng.choice(["geojax", "megatron", "megatron", "x"])
+    given = [f"--data.sources={json.dumps([source])}", "--data.tokenizer=tokenizer.json"]
+    run = ["small.yaml", *given, f"--data.order={order}"]
+    case = Case(
+        rng.choice(
+            [
+                ["train", *run],
+                ["data", "show", *run],
+                ["data", "prepare", "t.idx", "--tokenizer=tokenizer.json", "--output=out"],
+            ]
+        ),
+        {"small.yaml": corpus.configs["small.yaml"], **tokenizer, **files},
+        writes=("run",),
+        notes=True,
+    )
+    if rng.random() < 0.7:
+        harm(case, rng.choice(["t.idx", "t.bin", "t.idx", "tokenizer.json"]), rng)
+    return case
+
+
+DRAWS = ((3, documents), (2, megatron))

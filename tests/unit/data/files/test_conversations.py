@@ -6,9 +6,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from geojax.data.file_tokens import columns_of
 from geojax.data.files.conversations import conversation_of
 from geojax.data.files.formats import record_file_of
+from geojax.data.preparation.file_tokens import columns_of
 from geojax.data.settings import PrepareSource
 from geojax.errors import UserError
 

@@ -9,9 +9,9 @@ import pyarrow.parquet
 import pytest
 from array_record.python import array_record_module
 
-from geojax.data.file_tokens import pieces_of
 from geojax.data.files.array_records import _example_type
 from geojax.data.files.formats import find_files, record_file_of
+from geojax.data.preparation.file_tokens import pieces_of
 from geojax.data.settings import PrepareSource
 from geojax.errors import UserError
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from geojax.data.file_tokens import Counts, FilePart, FileReader
 from geojax.data.files.opening import Advance
+from geojax.data.preparation.file_tokens import Counts, FilePart, FileReader
 from geojax.data.storage import SPLITS, SplitName
 from geojax.paths import write_atomically
 

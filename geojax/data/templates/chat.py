@@ -16,8 +16,8 @@ import jinja2.nodes
 import jinja2.parser
 import numpy as np
 
-from geojax.data.template_files import TemplateText, missing_template, read_template
-from geojax.data.template_sandbox import TemplateSandbox
+from geojax.data.templates.template_files import TemplateText, missing_template, read_template
+from geojax.data.templates.template_sandbox import TemplateSandbox
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
 

@@ -12,17 +12,17 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from geojax.data.chat import ChatTemplate
 from geojax.data.files.columns import Columns, Form, choose_columns, require
 from geojax.data.files.conversations import conversation_of
 from geojax.data.files.formats import holds_tokens, record_file_of
 from geojax.data.files.opening import Advance, Span, silent
 from geojax.data.files.records import Record
 from geojax.data.files.text import DocumentPiece, read_text, split_text
-from geojax.data.indexed import read_indexed
+from geojax.data.megatron.indexed import read_indexed
 from geojax.data.packing import Window, marked_values
 from geojax.data.settings import Format, PrepareSource
 from geojax.data.storage import TRAIN, VALIDATION, SplitName
+from geojax.data.templates.chat import ChatTemplate
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
 

@@ -9,7 +9,7 @@ from support.chats import CHATML, FORGETFUL, TALKS, WITH_TAGS, write_tokenizer
 
 from geojax.cli.data import PrepareCommand, run
 from geojax.data import Corpus, DataSettings, Loader, Prepared, SourceSettings
-from geojax.data.chat import ChatTemplate
+from geojax.data.templates.chat import ChatTemplate
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
 

@@ -8,8 +8,8 @@ import jinja2.ext
 import jinja2.sandbox
 import pytest
 
-from geojax.data import template_sandbox
-from geojax.data.template_sandbox import TemplateLimitError, TemplateSandbox
+from geojax.data.templates import template_sandbox
+from geojax.data.templates.template_sandbox import TemplateLimitError, TemplateSandbox
 
 MESSAGES = [
     {"role": "system", "content": "You are terse."},

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import tokenizers
 
-from geojax.data.atomic_folder import resumable_folders
-from geojax.data.file_tokens import (
+from geojax.data.files.formats import find_files, holds_tokens, record_file_of
+from geojax.data.files.text import PIECE_CHARACTERS
+from geojax.data.preparation.atomic_folder import resumable_folders
+from geojax.data.preparation.file_tokens import (
     Appends,
     Counts,
     columns_of,
@@ -23,12 +25,17 @@ from geojax.data.file_tokens import (
     is_held_out,
     pieces_of,
 )
-from geojax.data.files.formats import find_files, holds_tokens, record_file_of
-from geojax.data.files.text import PIECE_CHARACTERS
-from geojax.data.part_tokens import SAVED_TOKENS
+from geojax.data.preparation.part_tokens import SAVED_TOKENS
+from geojax.data.preparation.shard_assembly import ShardAssembly
+from geojax.data.preparation.workers import (
+    PART_BYTES,
+    WorkerSetup,
+    parts_of,
+    tokenize_parts,
+    worker_count,
+)
 from geojax.data.progress import WorkProgress, work_progress
 from geojax.data.settings import PrepareSettings, PrepareSource
-from geojax.data.shard_assembly import ShardAssembly
 from geojax.data.storage import (
     MANIFEST,
     SPLITS,
@@ -39,9 +46,8 @@ from geojax.data.storage import (
     token_dtype,
     write_manifest,
 )
-from geojax.data.template_files import TemplateText, read_template
+from geojax.data.templates.template_files import TemplateText, read_template
 from geojax.data.tokenizer import BEGINNING, END, Tokenizer
-from geojax.data.workers import PART_BYTES, WorkerSetup, parts_of, tokenize_parts, worker_count
 from geojax.errors import UserError
 
 

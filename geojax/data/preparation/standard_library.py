@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from geojax.cache import cache_folder
-from geojax.data.atomic_folder import atomic_folder, is_taken
-from geojax.data.file_tokens import Assigned, append_tokens, is_held_out, tokenized
 from geojax.data.files.text import split_text
-from geojax.data.preparation import write_prepared
+from geojax.data.preparation.atomic_folder import atomic_folder, is_taken
+from geojax.data.preparation.file_tokens import Assigned, append_tokens, is_held_out, tokenized
+from geojax.data.preparation.preparation import write_prepared
 from geojax.data.progress import work_progress
 from geojax.data.settings import DataSettings
 from geojax.data.storage import TRAIN, VALIDATION, VERSION, Prepared

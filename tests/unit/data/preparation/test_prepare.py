@@ -19,8 +19,8 @@ from geojax.data import (
     SourceSettings,
     prepare,
 )
-from geojax.data.atomic_folder import atomic_folder
 from geojax.data.files import text as text_module
+from geojax.data.preparation.atomic_folder import atomic_folder
 from geojax.data.storage import SplitWriter, TokenStream
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError

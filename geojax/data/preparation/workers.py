@@ -17,13 +17,13 @@ from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import NamedTuple
 
-from geojax.data.chat import ChatTemplate
-from geojax.data.file_tokens import FilePart, FileReader, content_of
 from geojax.data.files.formats import holds_tokens, record_file_of
 from geojax.data.files.opening import Advance
-from geojax.data.part_tokens import AppendParts, Part, PartProgress, tokenize_part
+from geojax.data.preparation.file_tokens import FilePart, FileReader, content_of
+from geojax.data.preparation.part_tokens import AppendParts, Part, PartProgress, tokenize_part
 from geojax.data.settings import PrepareSettings, PrepareSource
 from geojax.data.storage import TOKENIZER, VALIDATION, SplitName
+from geojax.data.templates.chat import ChatTemplate
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import RunError
 

@@ -5,7 +5,8 @@ import pytest
 from support.indexed_files import CODES, write_indexed
 
 from geojax.cli.data import PrepareCommand, run
-from geojax.data import Prepared, indexed
+from geojax.data import Prepared
+from geojax.data.megatron import indexed
 from geojax.data.tokenizer import Tokenizer
 from geojax.errors import UserError
 
@@ -39,6 +40,7 @@ def test_tokens_are_those_that_the_text_would_have(tmp_path, tokenizer, dtype, m
         [second[:2], second[2:]],  # in sentences
         [[]],
         [[words.bos_id, *third, words.eos_id]],
+        [[]],
     ]
     (tmp_path / "lines.jsonl").write_text("".join(f'{{"text": "{text}"}}\n' for text in texts))
     index = write_index(tmp_path / "tokens.idx", documents, dtype)

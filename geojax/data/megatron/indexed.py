@@ -78,11 +78,11 @@ def read_indexed(
     tokens, itemsize = index.tokens, index.tokens.itemsize
     bounds = zip(index.documents[:-1].tolist(), index.documents[1:].tolist(), strict=True)
     for number, (begin, end) in enumerate(bounds):
-        if begin == end:
+        whole = int(index.lengths[begin:end].sum(dtype=np.int64))
+        if not whole:
             continue
         start = int(index.pointers[begin]) // itemsize
-        stop = start + int(index.lengths[begin:end].sum(dtype=np.int64))
-        whole = stop - start
+        stop = start + whole
         # Documents usually end with Megatron's end-of-document token; geojax frames them itself.
         start += tokens[start] == tokenizer.bos_id
         stop -= start < stop and tokens[stop - 1] == tokenizer.eos_id

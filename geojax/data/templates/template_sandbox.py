@@ -20,7 +20,7 @@ import jinja2.nodes
 import jinja2.runtime
 import jinja2.sandbox
 
-from geojax.data.template_metering import CHARGE, MADE, READ, SEARCHED, TEXT, Metering
+from geojax.data.templates.template_metering import CHARGE, MADE, READ, SEARCHED, TEXT, Metering
 
 _ALLOWANCE = 1 << 26
 """Characters that any rendering may make or read; a step counts as some of them."""

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from geojax.data.chat import ChatTemplate
-from geojax.data.template_files import distinct_templates, read_template
+from geojax.data.templates.chat import ChatTemplate
+from geojax.data.templates.template_files import distinct_templates, read_template
 from geojax.errors import UserError
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from geojax.data.file_tokens import Counts
-from geojax.data.part_tokens import PartProgress, values_file
+from geojax.data.preparation.file_tokens import Counts
+from geojax.data.preparation.part_tokens import PartProgress, values_file
 from geojax.data.storage import (
     SPLITS,
     Shard,

@@ -4,8 +4,8 @@ import sysconfig
 import pytest
 
 from geojax.data import Corpus, DataSettings, prepare_standard_library
-from geojax.data import standard_library as module
-from geojax.data.standard_library import open_standard_library
+from geojax.data.preparation import standard_library as module
+from geojax.data.preparation.standard_library import open_standard_library
 from geojax.errors import UserError
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from geojax.data.atomic_folder import atomic_folder
+from geojax.data.preparation.atomic_folder import atomic_folder
 from geojax.errors import UserError
 from geojax.file_lock import FileLock
 

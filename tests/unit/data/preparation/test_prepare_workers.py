@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from geojax.data import PrepareSettings, prepare, workers
+from geojax.data import PrepareSettings, prepare
 from geojax.data.files import json_lines
 from geojax.data.files.json_lines import JsonLines, line_spans
+from geojax.data.preparation import workers
 from geojax.errors import UserError
 
 
