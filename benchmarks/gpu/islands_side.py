@@ -10,7 +10,15 @@ from work import OPTIMIZER, answer, peak_resident_bytes, text, time_blocks
 
 from geojax.config.layout import Layout
 from geojax.config.layout_sections import BatchSettings
-from geojax.islands.actions import Add, Reduce, breadth_first, data_actions, fetched_ahead, sent
+from geojax.islands.actions import (
+    Add,
+    Reduce,
+    breadth_first,
+    data_actions,
+    fetched_ahead,
+    own_shares,
+    sent,
+)
 from geojax.islands.programs.site_part import SitePart, even_chunks
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.programs.values import StepInputs
@@ -51,7 +59,8 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     shapes = batch_shape(work["rows"], work["sequence"])
     programs = SitePrograms(part, plan, layouts, optimizer, schedule, shapes)
     order = breadth_first(len(part.chunks), microbatches, work["held"])
-    lists = [data_actions(order, each, len(SITES)) for each in range(len(SITES))]
+    of_sites = own_shares(len(SITES))
+    lists = [data_actions(order, each, of_sites) for each in range(len(SITES))]
     ahead = fetched_ahead(lists, site)
     island = IslandSettings(
         site=SITES[site],
@@ -77,7 +86,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     def step(number: int, record: list[Recorded] | None = None) -> jax.Array:
         nonlocal state
         inputs = StepInputs(batches[number], state.loss_scale, np.uint32(0), state.step)
-        state, metrics = walk.step(state, signals, inputs, record)
+        state, metrics = walk.step(state, signals, [inputs], record)
         waits.append(sum(sum(link.wait_seconds.values()) for link in walk.traffic.values()))
         return metrics["loss"]
 

@@ -18,7 +18,7 @@ exchanges the sum with the first stages of the other sites, and passes the total
 There are as many messages as stages, and each sum crosses between sites once.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
 from geojax.pipeline.rules import requirement
@@ -52,13 +52,23 @@ class Reduce(NamedTuple):
     bucket: Bucket
     sites: tuple[int, ...]
     """The other sites that add it; none: it is whole."""
+    share: int = 0
+    """The share of the batch whose sum it is. In role stage all sites work on the same one."""
+
+
+class Part(NamedTuple):
+    """The sum of one share of the batch, or in role stage of one site's layers."""
+
+    share: int
+    site: int
+    """The site that makes it."""
 
 
 class Add(NamedTuple):
-    """Wait for the other sites' parts of a bucket and add all, in the order of sites."""
+    """Wait for the other sites' parts of a bucket and add all, in the order of parts."""
 
     bucket: Bucket
-    sites: tuple[int, ...]
+    parts: tuple[Part, ...]
 
 
 class Apply(NamedTuple):
@@ -76,6 +86,19 @@ class Message(NamedTuple):
     ]
     microbatch: int = 0
     chunk: int = 0
+    share: int = 0
+
+
+Shares: TypeAlias = Sequence[Sequence[int]]
+"""Shares of the batch that each site computes: its own first, then those of sites that are lost.
+
+A site that is lost has none. The parts of a sum are those of the shares, whichever site makes them,
+so that the sum has the same bits."""
+
+
+def own_shares(sites: int) -> Shares:
+    """Return the shares while no site is lost."""
+    return [(site,) for site in range(sites)]
 
 
 def breadth_first(chunks: int, microbatches: int, held: int) -> Schedule:
@@ -101,19 +124,34 @@ def breadth_first(chunks: int, microbatches: int, held: int) -> Schedule:
     )
 
 
-def data_actions(schedule: Schedule, site: int, sites: int) -> tuple[SiteAction, ...]:
-    """List the actions of a site in role data: every site has all chunks, and a share of the batch.
+def data_actions(schedule: Schedule, site: int, shares: Shares) -> tuple[SiteAction, ...]:
+    """List the actions of a site in role data: every site has all chunks, and shares of the batch.
+
+    The microbatches of its second share are numbered on behind those of the first.
 
     Args:
-        schedule: of one stage.
+        schedule: of one stage, for one share.
         site: the site.
-        sites: number of sites.
+        shares: those of each site; one that is lost has no actions.
     """
     assert schedule.placement.stages == 1, "in role data a site has one stage"
-    others = tuple(other for other in range(sites) if other != site)
-    reduces = [*_reduce_after(schedule, 0, others).values(), Reduce("scalars", others)]
-    adds = [Add(*reduce) for reduce in reduces if reduce.sites]
-    return (*_work(schedule, 0, others), reduces[-1], *adds, Apply())
+    if not shares[site]:
+        return ()
+    others = tuple(other for other, own in enumerate(shares) if own and other != site)
+    actions: list[SiteAction] = []
+    for number, share in enumerate(shares[site]):
+        for action in _work(schedule, 0, others):
+            match action:
+                case Reduce():
+                    actions.append(action._replace(share=share))
+                case Action():
+                    offset = number * schedule.microbatches
+                    actions.append(action._replace(microbatch=offset + action.microbatch))
+        actions.append(Reduce("scalars", others, share))
+    parts = tuple(Part(share, other) for other in others for share in shares[other])
+    reduces = [action for action in actions if isinstance(action, Reduce)]
+    adds = [Add(each.bucket, parts) for each in reduces if each.share == shares[site][0]]
+    return (*actions, *adds, Apply())
 
 
 def stage_actions(
@@ -132,7 +170,7 @@ def stage_actions(
     sums: list[SiteAction] = []
     if tied and site in ends and len(ends) == 2:
         (other,) = ends - {site}
-        sums += [Reduce("table", (other,)), Add("table", (other,))]
+        sums += [Reduce("table", (other,)), Add("table", _parts_of((other,)))]
     # The scalars hold the norm of the gradients, and so come after all of those.
     sums += _scalar_actions(schedule.placement.stages, site, stages_per_site)
     return (*_work(schedule, site, ()), *sums, Apply())
@@ -142,18 +180,23 @@ def _scalar_actions(stages: int, stage: int, stages_per_site: int) -> list[SiteA
     """List the actions by which a stage gets the scalars of all stages."""
     first = stage // stages_per_site * stages_per_site
     if stage != first:
-        return [Reduce("scalars", (first,)), Add("step_scalars", (first,))]
+        return [Reduce("scalars", (first,)), Add("step_scalars", _parts_of((first,)))]
     elsewhere = tuple(other for other in range(0, stages, stages_per_site) if other != first)
     if stages_per_site == 1:
-        return [Reduce("scalars", elsewhere), Add("scalars", elsewhere)]
+        return [Reduce("scalars", elsewhere), Add("scalars", _parts_of(elsewhere))]
     others = tuple(range(first + 1, first + stages_per_site))
     return [
         Reduce("scalars", ()),
-        Add("scalars", others),
+        Add("scalars", _parts_of(others)),
         Reduce("site_scalars", elsewhere),
-        Add("site_scalars", elsewhere),
+        Add("site_scalars", _parts_of(elsewhere)),
         Reduce("step_scalars", others),
     ]
+
+
+def _parts_of(sites: Iterable[int]) -> tuple[Part, ...]:
+    """Return the parts of stages that work on the same batch."""
+    return tuple(Part(0, site) for site in sites)
 
 
 def forward_actions(placement: Placement, microbatches: int, site: int) -> tuple[SiteAction, ...]:
@@ -215,7 +258,7 @@ def sent(action: SiteAction) -> Iterator[tuple[int, Message]]:
         yield action.site, _hop(action.action)
     elif isinstance(action, Reduce):
         for site in action.sites:
-            yield site, _of_bucket(action.bucket)
+            yield site, _of_bucket(action.bucket, action.share)
 
 
 def received(action: SiteAction) -> Iterator[tuple[int, Message]]:
@@ -223,8 +266,8 @@ def received(action: SiteAction) -> Iterator[tuple[int, Message]]:
     if isinstance(action, Receive):
         yield action.site, _hop(action.action)
     elif isinstance(action, Add):
-        for site in action.sites:
-            yield site, _of_bucket(action.bucket)
+        for share, site in action.parts:
+            yield site, _of_bucket(action.bucket, share)
 
 
 def _hop(action: Action) -> Message:
@@ -233,8 +276,10 @@ def _hop(action: Action) -> Message:
     return Message("cotangent", action.microbatch, action.chunk)
 
 
-def _of_bucket(bucket: Bucket) -> Message:
-    return Message(bucket) if isinstance(bucket, str) else Message("bucket", chunk=bucket)
+def _of_bucket(bucket: Bucket, share: int) -> Message:
+    if isinstance(bucket, str):
+        return Message(bucket, share=share)
+    return Message("bucket", chunk=bucket, share=share)
 
 
 def windows(actions: Sequence[Sequence[SiteAction]]) -> dict[tuple[int, int], int]:

@@ -16,6 +16,7 @@ from geojax.islands.actions import (
     data_actions,
     fetched_ahead,
     forward_actions,
+    own_shares,
     stage_actions,
     windows,
 )
@@ -43,7 +44,7 @@ def action_lists(config: RunConfig, step: Step) -> Lists:
 def data_lists(work: IslandWork, sites: int, microbatches: int) -> Lists:
     """List the actions of each site in role data, where all sites have the same work."""
     order = breadth_first(len(work.layers), microbatches, work.held_microbatches)
-    return [data_actions(order, site, sites) for site in range(sites)]
+    return [data_actions(order, site, own_shares(sites)) for site in range(sites)]
 
 
 def stage_lists(config: RunConfig, schedule: Schedule) -> Lists:

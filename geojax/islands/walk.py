@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from geojax.islands.actions import (
@@ -23,6 +24,7 @@ from geojax.islands.actions import (
     Apply,
     Bucket,
     Message,
+    Part,
     Receive,
     Reduce,
     Send,
@@ -77,20 +79,23 @@ class Walk:
         self.steps: int = 0 if before is None else before.steps
         self.numbers: Iterator[int] = itertools.count(1) if before is None else before.numbers
         """Numbers of passes, by which the messages of one differ from those of others."""
+        reduces = (action for action in actions if isinstance(action, Reduce))
+        self.shares = tuple(dict.fromkeys(action.share for action in reduces))
+        """The shares of the batch that the site computes, its own first."""
 
     def step(
         self,
         state: Any,
         signals: jax.Array,
-        inputs: StepInputs,
+        inputs: Sequence[StepInputs],
         record: list[Recorded] | None = None,
     ) -> tuple[Any, Any]:
         """Run one step; its last programs may still run when this returns.
 
         Args:
-            state: the site's `TrainState`; donated.
+            state: the site's `TrainState`; donated by the last program.
             signals: requests of the site's ranks.
-            inputs: the site's batch, and what is the same at all sites.
+            inputs: each of the site's `shares` of the batch, and what is the same at all sites.
             record: gets the times of every action; the host then waits for each one's programs
                 before the next, while messages travel as ever.
 
@@ -127,7 +132,7 @@ class Walk:
             RunError: another site is lost.
         """
         weights = state.evaluated_weights, state.amax_history
-        return _Validation(self, actions, windows, weights, inputs).run()
+        return _Validation(self, actions, windows, weights, [inputs]).run()
 
     def message_bytes(
         self, messages: Callable[[SiteAction], Iterator[tuple[int, Message]]]
@@ -161,9 +166,10 @@ class _Pass:
         actions: Sequence[SiteAction],
         windows: Mapping[int, int],
         weights: tuple[Any, Any],
-        inputs: StepInputs,
+        inputs: Sequence[StepInputs],
     ):
         self._actions, self._inputs = actions, inputs
+        self._microbatches = walk.programs.plan.layout.batch.microbatches
         self._programs, self._transport = walk.programs, walk.transport
         self._number = next(walk.numbers)
         self.traffic = no_traffic(actions)
@@ -186,12 +192,13 @@ class _Pass:
     def _given(self, action: Action) -> PassInputs:
         """Return the arguments of an action, and let go of what no other one takes."""
         _, microbatch, chunk = action
+        share, of_share = divmod(microbatch, self._microbatches)
         return PassInputs(
             self._weights[chunk],
             self._taken_by.pop(action, None),
             self._kept.pop((microbatch, chunk), None),
-            self._inputs,
-            np.int32(microbatch),
+            self._inputs[share],
+            np.int32(of_share),
         )
 
     def _receive(self, action: Receive) -> None:
@@ -258,35 +265,41 @@ class _Validation(_Pass):
                         losses.append(made)
                     else:
                         self._taken_by[action._replace(chunk=chunk + 1)] = made
-        sums: jax.Array = self._programs.validation_sums(losses, self._inputs)
+        sums: jax.Array = self._programs.validation_sums(losses, *self._inputs)
         return sums
 
 
 class _Step(_Pass):
     """One step under way."""
 
-    def __init__(self, walk: Walk, state: Any, signals: jax.Array, inputs: StepInputs):
+    def __init__(self, walk: Walk, state: Any, signals: jax.Array, inputs: Sequence[StepInputs]):
         weights = state.parameters, state.amax_history
         super().__init__(walk, walk.actions, walk.windows, weights, inputs)
-        self._state, self._signals = state, signals
+        self._state, self._signals, self._shares = state, signals, walk.shares
+        assert len(inputs) == len(self._shares), "a batch for each share"
         self._is_split = any(
             isinstance(each, Action) and each.kind is Kind.WEIGHT for each in walk.actions
         )
-        is_only = (
-            self._programs.plan.layout.batch.microbatches == 1
-        )  # a backward, which makes the sums itself
-        self._sums: dict[int, ChunkSums | None] = {
-            chunk: None if is_only else self._programs.start[chunk](own, inputs)
-            for chunk, own in self._weights.items()
-        }
+        self._sums: dict[int, ChunkSums | None] = {}
+        """Sums of the share under way, by chunk."""
+        self._begin_share(0)
         self._newest = self._sums, self._newest
         self._table_of_head: Any = {}
-        self._reduced: dict[int, Reduced] = {}
-        self._offered: dict[Bucket, Any] = {}
+        self._reduced: dict[tuple[int, int], Reduced] = {}
+        """A chunk's sums over the site, by share and chunk."""
+        self._offered: dict[tuple[Bucket, Part], Any] = {}
         self._totals: dict[int, Any] = {}
         self._scalars: StepScalars
         self._applied: tuple[Any, Any]
         self._amax: Any = None
+
+    def _begin_share(self, number: int) -> None:
+        """Begin the sums of a share of the batch, by its number among the site's."""
+        is_only = self._microbatches == 1  # a backward, which makes the sums itself
+        for chunk, own in self._weights.items():
+            self._sums[chunk] = (
+                None if is_only else self._programs.start[chunk](own, self._inputs[number])
+            )
 
     def run(self) -> tuple[Any, Any]:
         for action in self._actions:
@@ -317,8 +330,9 @@ class _Step(_Pass):
                 self._receive(action)
             case Send():
                 self._send(action)
-            case Reduce(bucket):
-                self._newest = self._offered[bucket] = self._reduce(bucket)
+            case Reduce(bucket, _, share):
+                part = Part(share, self._transport.site)
+                self._newest = self._offered[bucket, part] = self._reduce(bucket, share)
                 self._offer(action, self._newest)
             case Add():
                 self._add(action)
@@ -347,48 +361,57 @@ class _Step(_Pass):
         passes, sums = self._programs.weight_gradients, self._sums[action.chunk]
         self._newest = self._sums[action.chunk] = passes[action.chunk](self._given(action), sums)
 
-    def _reduce(self, bucket: Bucket) -> Any:
+    def _reduce(self, bucket: Bucket, share: int) -> Any:
         programs, part = self._programs, self._programs.part
+        number, own = self._shares.index(share), self._shares[0]
         if bucket == "table":
-            buckets = {chunk: each.messages for chunk, each in self._reduced.items()}
+            buckets = {chunk: self._reduced[share, chunk].messages for chunk in part.chunks}
             return programs.divide(part.table(buckets))
         if bucket == "scalars":
-            of_chunks = [self._reduced[chunk].scalars for chunk in part.chunks]
+            of_chunks = [self._reduced[share, chunk].scalars for chunk in part.chunks]
             totals = None if part.holds_all else self._chunk_totals
-            scalars, self._amax = programs.reduce_scalars(
-                of_chunks, totals, self._inputs, self._signals
+            scalars, amax = programs.reduce_scalars(
+                of_chunks, totals, self._inputs[number], self._signals
             )
+            if share == own:
+                self._amax = amax
+            if number + 1 < len(self._shares):
+                self._begin_share(number + 1)
             return scalars
         if bucket == "site_scalars" or bucket == "step_scalars":
             return programs.divide(self._scalars)
-        del self._weights[bucket]  # the chunk has run for the last time
+        if share == self._shares[-1]:
+            del self._weights[bucket]  # the chunk has run for the last time
         sums = self._sums.pop(bucket)
         assert sums is not None, "a chunk runs backwards before it is reduced"
         if part.is_last(bucket):
             self._table_of_head = part.table_of_head(sums)
-        self._reduced[bucket] = programs.reduce[bucket](
+        errors = self._state.error_feedback
+        if share != own:  # those of the site that is lost are lost too
+            errors = jax.tree.map(jnp.zeros_like, errors)
+        reduced = programs.reduce[bucket](
             sums,
             self._table_of_head if part.is_first(bucket) else {},
-            self._state.error_feedback,
-            self._inputs,
+            errors,
+            self._inputs[number],
         )
-        return self._reduced[bucket].messages
+        self._reduced[share, bucket] = reduced
+        return reduced.messages
 
     def _add(self, action: Add) -> None:
         programs, bucket = self._programs, action.bucket
-        parts = {}
-        if bucket in self._offered:
-            parts[self._transport.site] = self._offered.pop(bucket)
-        for sender, message in received(action):
-            parts[sender] = self._take(sender, message)
-        in_order = [parts[site] for site in sorted(parts)]
+        own = [key for key in self._offered if key[0] == bucket]
+        parts = {part: self._offered.pop((bucket, part)) for _, part in own}
+        for part, (sender, message) in zip(action.parts, received(action), strict=True):
+            parts[part] = self._take(sender, message)
+        in_order = [parts[part] for part in sorted(parts)]
         if isinstance(bucket, str) and bucket != "table":
             self._newest = self._scalars = programs.add_scalars(in_order)
         elif bucket == "table":
             chunk, table = programs.part.table_chunk, programs.add_table(in_order)
             self._newest = table
-            own = self._reduced[chunk].messages
-            self._totals[chunk] = programs.part.with_table(own, table)
+            messages = self._reduced[self._shares[0], chunk].messages
+            self._totals[chunk] = programs.part.with_table(messages, table)
         else:
             self._newest = self._totals[bucket] = programs.add[bucket](in_order)
 
@@ -396,12 +419,15 @@ class _Step(_Pass):
     def _chunk_totals(self) -> list[Any]:
         """The gradients of each chunk; those that no other site has a part of are whole here."""
         return [
-            self._totals[chunk] if chunk in self._totals else self._reduced[chunk].messages
+            self._totals[chunk]
+            if chunk in self._totals
+            else self._reduced[self._shares[0], chunk].messages
             for chunk in self._programs.part.chunks
         ]
 
     def _apply(self) -> None:
-        errors = [self._reduced[chunk].error_feedback for chunk in self._programs.part.chunks]
+        own, chunks = self._shares[0], self._programs.part.chunks
+        errors = [self._reduced[own, chunk].error_feedback for chunk in chunks]
         self._applied = self._programs.apply(
             self._state, self._chunk_totals, self._scalars, self._amax, errors
         )

@@ -21,6 +21,8 @@ class MessageKey(NamedTuple):
     """Subject of the message: "activation", "gradient", "bucket", "statistics", ..."""
     microbatch: int = 0
     chunk: int = 0
+    share: int = 0
+    """Share of the batch that the message is of."""
     part: int = 0
     """Number of the piece, where one subject travels in several messages."""
 
@@ -28,7 +30,7 @@ class MessageKey(NamedTuple):
         """Return the key as errors show it."""
         return (
             f"{self.kind} of step {self.step}, microbatch {self.microbatch}, chunk {self.chunk}, "
-            f"part {self.part}"
+            f"share {self.share}, part {self.part}"
         )
 
 

@@ -13,7 +13,13 @@ from support.plans import step_plan_on
 from support.small_models import ROWS, SEQUENCE
 
 from geojax import make_mesh
-from geojax.islands.actions import breadth_first, data_actions, fetched_ahead, stage_actions
+from geojax.islands.actions import (
+    breadth_first,
+    data_actions,
+    fetched_ahead,
+    own_shares,
+    stage_actions,
+)
 from geojax.islands.programs.site_part import SitePart, even_chunks
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.programs.values import StepInputs
@@ -104,10 +110,12 @@ class Island(Run):
         placed = whole_state.place(parameters, self.layouts.parameters, self.plan.mesh)
         self.state = dataclasses.replace(self.state, parameters=placed)
 
-    def step(self, batch):
-        inputs = StepInputs(
-            self.on_mesh(batch), self.state.loss_scale, np.uint32(SEED), self.state.step
-        )
+    def step(self, *batches):
+        """One step on the batch of each of the site's shares."""
+        inputs = [
+            StepInputs(self.on_mesh(batch), self.state.loss_scale, np.uint32(SEED), self.state.step)
+            for batch in batches
+        ]
         self.state, metrics = self.walk.step(self.state, self.signals(), inputs)
         return jax.device_get(metrics)
 
@@ -122,11 +130,21 @@ def site_plans(sites, axes, dtypes=FLOAT64, **options):
     ]
 
 
-def data_islands(model, plans, *, chunks, held, rows=ROWS, sequence=SEQUENCE, settings=SETTINGS):
-    """Sites in role data that share `rows` sequences evenly."""
+def data_islands(
+    model,
+    plans,
+    *,
+    chunks,
+    held,
+    of_sites=None,
+    rows=ROWS,
+    sequence=SEQUENCE,
+    settings=SETTINGS,
+):
+    """Sites in role data that share `rows` sequences evenly, each its own share or `of_sites`."""
     sites = len(plans)
     schedule = breadth_first(chunks, plans[0].layout.batch.microbatches, held)
-    lists = [data_actions(schedule, site, sites) for site in range(sites)]
+    lists = [data_actions(schedule, site, of_sites or own_shares(sites)) for site in range(sites)]
     part = SitePart(model, even_chunks(model, chunks))
     shape = batch_shape(rows // sites, sequence)
     return [
@@ -164,12 +182,12 @@ def shares(batch, sites):
 
 
 def step_all(islands, batches):
-    """One step of all islands, each in a thread of its own; their metrics."""
+    """One step of all islands, each in a thread of its own, on one batch or several; metrics."""
     x64 = jax.config.jax_enable_x64
 
     def step(island, batch):
         with jax.enable_x64(x64):
-            return island.step(batch)
+            return island.step(*(batch if isinstance(batch, list) else [batch]))
 
     with concurrent.futures.ThreadPoolExecutor(len(islands)) as threads:
         return list(threads.map(step, islands, batches))

@@ -217,7 +217,7 @@ class IslandRun:
         records: list[list[Recorded] | None] = [[] if recorded else None for _ in inputs]
         made = self.stages.side_by_side(
             lambda number, walk: walk.step(
-                state.stages[number], signals[number], inputs[number], records[number]
+                state.stages[number], signals[number], [inputs[number]], records[number]
             )
         )
         if recorded:

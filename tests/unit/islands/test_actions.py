@@ -6,8 +6,12 @@ import pytest
 from support.drawn_schedules import drawn_schedule
 
 from geojax.islands.actions import (
+    Add,
+    Part,
+    Reduce,
     breadth_first,
     data_actions,
+    own_shares,
     received,
     sent,
     stage_actions,
@@ -28,18 +32,35 @@ def word(action):
             return str(action)
         case (Action() as taken, site):
             return f"{type(action).__name__}({taken}, {site})"
-        case (bucket, _):
-            return f"{type(action).__name__}({bucket})"
+        case Reduce() | Add():
+            return f"{type(action).__name__}({action.bucket})"
     return type(action).__name__
 
 
 def test_buckets_of_role_data_leave_chunk_by_chunk_and_are_added_last():
     schedule = breadth_first(chunks=2, microbatches=3, held=2)
     validate(schedule, limit=4)
-    assert told(data_actions(schedule, 0, 2)) == (
+    assert told(data_actions(schedule, 0, own_shares(2))) == (
         "F0.0 F0.1 B0.1 B0.0 F1.0 F1.1 F2.0 F2.1 B1.1 B2.1 Reduce(1) B1.0 B2.0 Reduce(0) "
         "Reduce(scalars) Add(1) Add(0) Add(scalars) Apply"
     )
+
+
+def test_a_site_computes_the_shares_of_those_that_are_lost_one_after_the_other():
+    schedule = breadth_first(chunks=2, microbatches=1, held=1)
+    actions = data_actions(schedule, 1, [(0,), (1, 2), ()])
+    assert told(actions) == (
+        "F0.0 F0.1 B0.1 Reduce(1) B0.0 Reduce(0) Reduce(scalars) "
+        "F1.0 F1.1 B1.1 Reduce(1) B1.0 Reduce(0) Reduce(scalars) "
+        "Add(1) Add(0) Add(scalars) Apply"
+    )
+    assert [each.share for each in actions if isinstance(each, Reduce)] == [1, 1, 1, 2, 2, 2]
+    assert {each.parts for each in actions if isinstance(each, Add)} == {(Part(0, 0),)}
+    (of_other, *_) = (
+        each for each in data_actions(schedule, 0, [(0,), (1, 2), ()]) if isinstance(each, Add)
+    )
+    assert of_other.parts == (Part(1, 1), Part(2, 1))
+    assert data_actions(schedule, 2, [(0,), (1, 2), ()]) == ()
 
 
 def test_a_stage_sends_and_receives_at_its_cuts_only():
@@ -150,11 +171,22 @@ def test_no_schedule_deadlocks_with_few_offers_in_flight():
         assert finishes(draw, lists, windows(lists), limit=draw.randint(1, 3)), schedule
 
 
-@pytest.mark.parametrize("sites", [2, 3])
+def drawn_shares(draw, sites):
+    """Shares of which some sites that are left have those of others that are lost."""
+    of_sites = [list(own) for own in own_shares(sites)]
+    left = draw.sample(range(sites), draw.randint(1, sites))
+    for lost in set(range(sites)) - set(left):
+        of_sites[draw.choice(left)] += of_sites[lost]
+        of_sites[lost] = []
+    return of_sites
+
+
+@pytest.mark.parametrize("sites", [2, 3, 4])
 def test_no_order_of_role_data_deadlocks(sites):
     draw = random.Random(sites)
     for _ in range(20):
         microbatches = draw.randint(1, 5)
         schedule = breadth_first(draw.randint(1, 6), microbatches, draw.randint(1, microbatches))
-        lists = [data_actions(schedule, site, sites) for site in range(sites)]
+        of_sites = drawn_shares(draw, sites)
+        lists = [data_actions(schedule, site, of_sites) for site in range(sites)]
         assert finishes(draw, lists, windows(lists), limit=1), schedule

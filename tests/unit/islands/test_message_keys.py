@@ -8,7 +8,13 @@ import jax
 import numpy as np
 from support.drawn_schedules import drawn_schedule
 
-from geojax.islands.actions import breadth_first, data_actions, sent, stage_actions
+from geojax.islands.actions import (
+    breadth_first,
+    data_actions,
+    own_shares,
+    sent,
+    stage_actions,
+)
 from geojax.islands.exchange import Exchange
 from geojax.islands.stage_transport import stage_transports
 from geojax.transport import MessageKey
@@ -65,7 +71,7 @@ def drawn_lists(draw):
     if draw.random() < 0.3:
         sites, microbatches = draw.randint(2, 4), draw.randint(1, 5)
         schedule = breadth_first(draw.randint(1, 6), microbatches, draw.randint(1, microbatches))
-        return [data_actions(schedule, site, sites) for site in range(sites)], 1
+        return [data_actions(schedule, site, own_shares(sites)) for site in range(sites)], 1
     schedule, tied = drawn_schedule(draw), draw.random() < 0.5
     count = schedule.placement.stages
     stages = math.gcd(count, draw.choice([1, 2]))

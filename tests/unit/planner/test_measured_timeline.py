@@ -10,6 +10,7 @@ from geojax.islands.actions import (
     Reduce,
     breadth_first,
     data_actions,
+    own_shares,
     stage_actions,
 )
 from geojax.islands.recording import Recorded, as_words, by_one_clock, from_words
@@ -110,4 +111,4 @@ def test_messages_inside_a_site_are_on_no_link(pipeline):
 
 def test_a_site_in_role_data_is_the_only_stage_of_its_schedule():
     schedule = breadth_first(3, 4, 2)
-    assert data_schedule(data_actions(schedule, 0, 2)) == schedule
+    assert data_schedule(data_actions(schedule, 0, own_shares(2))) == schedule
