@@ -3,8 +3,8 @@
     python benchmarks/island_endurance.py        # on Linux, without root; --help says more
 
 Two jobs of `geojax train` on this machine, `dc.join: islands`, train a small model for 2,000 steps,
-with validation and checkpoints on the way. All processes of each job, the guard of its ports among
-them, are watched from outside. A figure is *flat* if it does not grow from a tenth of the steps to
+with validation and checkpoints on the way. All processes of each job are watched
+from outside. A figure is *flat* if it does not grow from a tenth of the steps to
 their end: threads and sockets not at all, memory by no more than a tenth.
 """
 

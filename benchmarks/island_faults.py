@@ -9,7 +9,7 @@ put into a run of its own, and stated is what the documentation says of it:
 - *full disk*: at one site, at a drawn moment, until the other has done all steps. The run goes on,
   and its last save waits for space;
 - *disk that stays full*: saves fail until one too many has, and both sites end and name the disk;
-- *guard killed*: both sites end, and the guard is named;
+- *process killed*: the other site ends, and names it;
 - *cut of N s*: the bridge between the sites drops all packets for so long, of 40 s of silence.
   The run goes on. *two cuts of 20 s* are two seconds apart;
 - *stranger at the start*: lines of another key reach the rendezvous from a drawn moment on. The run
@@ -241,15 +241,14 @@ def full_disk(bench: Bench, place: Path, *, stays: bool = False) -> Round:
             return judged
 
 
-def guard_killed(bench: Bench, place: Path) -> Round:
-    """Kill the guard of west."""
+def process_killed(bench: Bench, place: Path) -> Round:
+    """Kill the process of west."""
     with bridged_sites(NAME) as bridge, Jobs(place, bench.corpus, bridge=bridge) as jobs:
         if not jobs.wait_for_step("west", FAULT_STEP):
             return Round(False, 0.0, f"did not begin: {jobs.last_lines()}")
         for process in family(jobs.jobs["west"].pid):
-            if "guard.py" in Path(f"/proc/{process}/cmdline").read_text():
-                os.kill(process, signal.SIGKILL)
-        return jobs.ended_with("the guard of this process", time.monotonic())
+            os.kill(process, signal.SIGKILL)
+        return jobs.ended_with("lost the connection to site west", time.monotonic())
 
 
 def cuts(bench: Bench, place: Path, *, lengths: tuple[float, ...]) -> Round:
@@ -306,7 +305,7 @@ def damaged_part(bench: Bench, place: Path) -> Round:
 FAULTS: dict[str, tuple[int, Callable[[Bench, Path], Round]]] = {
     "full disk": (10, full_disk),
     "disk that stays full": (1, functools.partial(full_disk, stays=True)),
-    "guard killed": (3, guard_killed),
+    "process killed": (3, process_killed),
     **{f"cut of {length} s": (1, functools.partial(cuts, lengths=(length,))) for length in CUTS},
     "two cuts of 20 s": (1, functools.partial(cuts, lengths=(20, 20))),
     "stranger at the start": (10, stranger),

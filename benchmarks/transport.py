@@ -10,10 +10,13 @@ Two sites, each a network namespace pinned to a core, exchange fp32 arrays both 
   for a message, medians of five rounds. The rest is processor time: computation, transfers and, in
   one site, the emulation of the link share a core here;
 - *endurance*: 2,000 messages of 1 MB; memory, threads and open files at a tenth and at the end,
-  and processor time per GB, of the process and of its guard, which receives and sends.
+  and processor time per GB, of the process and of its children.
 
 The baseline is one TCP connection a process with a thread that sends and one that receives.
 It neither authenticates nor bounds anything, and its bytes never become a JAX array.
+
+With `--beside` another checkout of geojax exchanges the same messages, with one process a site, in
+alternation with this one.
 """
 
 import argparse
@@ -36,14 +39,14 @@ from geojax.wan import EmulatedWan, WanSettings, bring_up, take_down
 
 NAME = "transport"
 ROOT = Path(__file__).resolve().parents[1]
-WORKER = Path(__file__).with_name("transport_worker.py")
 OUTPUT = ROOT / "benchmarks" / "results" / "transport.json"
 WINDOWS = [1, 2, 4]
+SIDES = [("socket", 1), ("transport", 1), ("transport", 2)]
 TIMEOUT_SECONDS = 280
 
 
-def measure(wan: EmulatedWan, work: dict[str, Any], port: int) -> list[dict[str, Any]]:
-    """Return the figures of each process of both sites."""
+def measure(wan: EmulatedWan, work: dict[str, Any], port: int, root: Path) -> list[dict[str, Any]]:
+    """Return the figures of each process of both sites, of the checkout at `root`."""
     cores = sorted(os.sched_getaffinity(0))
     started = []
     for site, namespace in enumerate(wan.sites):
@@ -54,14 +57,15 @@ def measure(wan: EmulatedWan, work: dict[str, Any], port: int) -> list[dict[str,
                 "coordinator": f"{wan.sites[0].address}:{port}",
                 "site_coordinator": f"127.0.0.1:{port + 5}",
             }
-            command = [sys.executable, str(WORKER), json.dumps(work | facts)]
+            worker = root / "benchmarks" / "transport_worker.py"
+            command = [sys.executable, str(worker), json.dumps(work | facts)]
             core = str(cores[site % len(cores)])
             started.append(
                 subprocess.Popen(
                     [*namespace.command_prefix, "taskset", "-c", core, *command],
                     stdout=subprocess.PIPE,
                     text=True,
-                    env=os.environ | {"PYTHONPATH": str(ROOT)},
+                    env=os.environ | {"PYTHONPATH": str(root)},
                 )
             )
     try:
@@ -112,6 +116,8 @@ def main() -> None:
     parser.add_argument("--round-trip", type=float, default=0.021, help="seconds")
     parser.add_argument("--gigabits", type=float, default=1.0, help="rate of the link a second")
     parser.add_argument("--output", type=Path, default=OUTPUT)
+    parser.add_argument("--beside", type=Path, help="another checkout of geojax")
+    parser.add_argument("--alternations", type=int, default=5, help="with --beside")
     options = parser.parse_args()
     bytes_per_second = options.gigabits * 1e9 / 8
     work = {
@@ -137,13 +143,11 @@ def main() -> None:
     console, record = Console(width=140), []
     wan = bring_up(settings, NAME)
     try:
-        for number, (side, processes) in enumerate(
-            [("socket", 1), ("transport", 1), ("transport", 2)]
-        ):
+        for number, (name, side, processes, root) in enumerate(contestants(options)):
             facts = {"side": side, "processes": processes}
-            figures = measure(wan, work | facts, 7300 + 10 * number)
-            record.append(facts | {"figures": figures})
-            table.add_row(*row(side, processes, figures))
+            figures = measure(wan, work | facts, 7300 + 10 * number, root)
+            record.append({"name": name} | facts | {"figures": figures})
+            table.add_row(*row(name, processes, figures))
             console.print(table)
     finally:
         take_down(NAME)
@@ -165,6 +169,18 @@ def main() -> None:
         )
         + "\n"
     )
+
+
+def contestants(options: argparse.Namespace) -> list[tuple[str, str, int, Path]]:
+    """Return name, side, processes a site and checkout of each measurement, in order."""
+    if options.beside is None:
+        return [(side, side, processes, ROOT) for side, processes in SIDES]
+    both = [("this", ROOT), (options.beside.name, options.beside.resolve())]
+    return [
+        (name, "transport", 1, root)
+        for turn in range(options.alternations)
+        for name, root in (both if turn % 2 else both[::-1])
+    ]
 
 
 def processor_name() -> str:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from geojax.job.island_env import IslandSettings
-from geojax.transport import Membership, MessageKey, connect, staging
+from geojax.transport import Membership, MessageKey, connect, streams_for
 
 SITES = ("east", "west")
 WARM_UP = 20
@@ -39,8 +39,8 @@ class Transported:
             key="benchmark-of-transports",
         )
         members = Membership(island, work["process"], work["processes"], {})
-        staged = staging(work["round_trip"], work["bytes_per_second"])
-        self.transport = connect(members, staged, LIMIT_BYTES)
+        streams = streams_for(work["bytes_per_second"] / work["processes"])
+        self.transport = connect(members, streams, LIMIT_BYTES)
         mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
         self.sharding = jax.sharding.NamedSharding(mesh, jax.P("data"))
         self.add = jax.jit(jnp.add)
@@ -145,7 +145,7 @@ def resources() -> dict[str, float]:
 
 
 def processor_seconds() -> float:
-    """Processor time of this process and of its guard."""
+    """Processor time of this process and of its children."""
     total = time.process_time()
     for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
         fields = Path(f"/proc/{child}/stat").read_text().split()

@@ -3,7 +3,7 @@
     python benchmarks/gpu/islands.py
 
 A model of 1.2B parameters; each site trains its own half of the sequences, and gradients go through
-JAX's transfer engine, bucket by bucket. The table has the pace of both, what a step exchanges, and
+the transport, bucket by bucket. The table has the pace of both, what a step exchanges, and
 how much of the time that buckets travel the receiver's devices compute; `--trace` writes one step
 of both sites and the link for ui.perfetto.dev. Both sites share one GPU's compute: the figure is
 the overlap, and no speed of two GPUs. Without a GPU it is a toy model on the CPU.

@@ -35,11 +35,11 @@ from geojax.runtime import apply_xla_flags
 from geojax.runtime.xla_flags import expected_platform
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_shape, signals_on_mesh
-from geojax.transport import Membership, connect, staging
+from geojax.transport import Membership, connect, streams_for
 
 SITES = ("east", "west")
 CHUNKS = 4
-LINK_SECONDS, LINK_BYTES_PER_SECOND = 1e-3, 10e9
+LINK_BYTES_PER_SECOND = 10e9
 
 
 def measure(work: dict[str, Any]) -> dict[str, Any]:
@@ -70,8 +70,8 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
         address="127.0.0.1",
     )
     members = Membership(island, 0, 1, {})
-    room = staging(LINK_SECONDS, LINK_BYTES_PER_SECOND)
-    transport = connect(members, room, 8 * parameter_count(model) + (1 << 20))
+    streams = streams_for(LINK_BYTES_PER_SECOND)
+    transport = connect(members, streams, 8 * parameter_count(model) + (1 << 20))
     walk = Walk(lists[site], ahead, programs, transport)
     state = programs.initial_state(seed=0)
     place = batch_on_mesh(shapes, plan)

@@ -13,7 +13,7 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-SITE, BOX, GUARD, INK, LINK, GRAY = "#eef3f8", "#ffffff", "#fdf0e1", "#24292f", "#d9822b", "#6a737d"
+SITE, BOX, INK, LINK, GRAY = "#eef3f8", "#ffffff", "#24292f", "#d9822b", "#6a737d"
 WIDTH = 13.0
 
 
@@ -39,7 +39,7 @@ def arrow(axes, start, end, color, style="<|-|>", **line):
 
 
 def site(axes, name, mirrored):
-    """One site: its processes at the outer edge, their guards at the edge towards the link."""
+    """One site, and the ports of its processes at the edge towards the link."""
 
     def left(x, width):
         return WIDTH - x - width if mirrored else x
@@ -48,10 +48,7 @@ def site(axes, name, mirrored):
     center = left(0, 5.1) + 2.55
     axes.text(center, 5.05, f"site {name}", ha="center", fontsize=12, weight="bold", color=INK)
     for process, y in ((0, 2.5), (1, 0.5)):
-        labeled(axes, left(0.3, 2.1), y, 2.1, f"process {process}", "127.x.y.z", BOX)
-        labeled(axes, left(3.2, 1.6), y, 1.6, "guard", f"port {61400 + process}", GUARD)
-        ends = [(left(x, 0), y + 0.47) for x in (2.4, 3.2)]
-        arrow(axes, *ends, INK, lw=1.4)
+        labeled(axes, left(0.3, 4.5), y, 4.5, f"process {process}", f"port {61400 + process}", BOX)
     middle = left(1.35, 0)
     arrow(axes, (middle, 1.45), (middle, 2.5), INK, lw=1.4)
     axes.text(

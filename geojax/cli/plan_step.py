@@ -152,7 +152,6 @@ def _of_site(config: "RunConfig") -> OwnStep:
     from geojax.planner.resolve.run_memory import island_memory, offered_bytes
     from geojax.planner.resolve.traced_run import accelerator_of_run
     from geojax.quantities import quantity
-    from geojax.train.joined_sites import site_staging
 
     memory, site, held = island_memory(config, accelerator_of_run(config))
     plan, part, microbatches = site.plan, site.part, site.plan.layout.batch.microbatches
@@ -171,7 +170,6 @@ def _of_site(config: "RunConfig") -> OwnStep:
         sent *= microbatches
         microbatches *= len(part.chunks)
     offered = f"{quantity(offered_bytes(config), 'B')} of a device are offered to each other"
-    staging = quantity(site_staging(config, None, 1).total_bytes, "B")
     return OwnStep(
         config,
         layout_of_run(config),
@@ -181,8 +179,8 @@ def _of_site(config: "RunConfig") -> OwnStep:
         (f"activations: of {held} of {microbatches} microbatches at once",),
         (
             f"over dc: {crossing}",
-            f"transport: at most {offered} {other} (communication); {staging} of host memory a "
-            "site for staging",
+            f"transport: at most {offered} {other} (communication), and on GPUs as much of host "
+            "memory",
         ),
         {"dc": sent / plan.mesh.size},
         smaller_steps(config, order_by_events(config)),

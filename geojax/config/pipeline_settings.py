@@ -25,7 +25,7 @@ class DcSettings(Settings):
 
     join: Join = "one_program"
     """"one_program": one JAX runtime spans all sites. "islands": every site is a job of its own
-    (see docs/islands.md). JAX's transfer engine moves gradients between them, or activations in
+    (see docs/islands.md). TCP connections move gradients between them, or activations in
     role "stage". In role "data" an island computes as many microbatches at once as fit, or as
     `pipeline.memory_limit` or `pipeline.memory_limit_bytes` allow."""
 

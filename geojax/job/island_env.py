@@ -89,7 +89,7 @@ def island_settings(environment: Mapping[str, str], site: str | None = None) -> 
         **found,
         "sites": str(found["sites"]).split(","),
         "address": found["address"] or None,
-        "port": guard_port(environment),
+        "port": first_port_of(environment),
     }
     settings = validate(IslandSettings, given, "GEOJAX_ISLANDS variables")
     if settings.address is None:
@@ -103,7 +103,7 @@ def island_settings(environment: Mapping[str, str], site: str | None = None) -> 
         ) from None
 
 
-def guard_port(environment: Mapping[str, str], earlier: int = 0) -> int | None:
+def first_port_of(environment: Mapping[str, str], earlier: int = 0) -> int | None:
     """Read the port of a site's first process on a host from `environment`; None: it names none.
 
     Args:

@@ -28,7 +28,7 @@ import pydantic
 
 from geojax.errors import UserError
 from geojax.job.cluster_env import FIRST_PORT, KEY_VARIABLE
-from geojax.job.island_env import ISLANDS_PORT, guard_port, island_env
+from geojax.job.island_env import ISLANDS_PORT, first_port_of, island_env
 from geojax.launch import reaper
 from geojax.launch.workers import Worker, new_key, worker_env
 from geojax.network_names import HostAndPort, HostPort, SiteName, SshHost
@@ -143,7 +143,7 @@ class Hosts(Settings):
         for site in self.sites:
             coordinator = str(HostPort(_connected_to(site.hosts[0])[0], FIRST_PORT))
             for process, host in enumerate(site.hosts):
-                port = guard_port(os.environ, earlier[host])
+                port = first_port_of(os.environ, earlier[host])
                 together = island_env(names, first, None, port)
                 own = worker_env(
                     process, len(site.hosts), coordinator, site.name, simulated_devices

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from geojax.errors import UserError
 from geojax.job.cluster_env import KEY_VARIABLE, VARIABLES
-from geojax.job.island_env import guard_port, island_env
+from geojax.job.island_env import first_port_of, island_env
 from geojax.launch import reaper
 from geojax.wan import EmulatedWan
 
@@ -103,7 +103,7 @@ def as_islands(workers: Sequence[Worker], wan: EmulatedWan | None = None) -> lis
     def of_own_job(worker: Worker) -> Worker:
         site = worker.site
         earlier = 0 if wan else sites.index(site) * count
-        port = guard_port(os.environ, earlier)
+        port = first_port_of(os.environ, earlier)
         environment = worker_env(worker.process % count, count, coordinators[site], site, None)
         environment |= island_env(sites, first, addresses[site], port)
         return dataclasses.replace(worker, environment={**worker.environment, **environment})

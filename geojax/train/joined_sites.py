@@ -25,12 +25,12 @@ from geojax.settings import leaves_by_key
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
 from geojax.transport import (
-    EngineTransport,
+    CarrierTransport,
     Membership,
-    Staging,
+    Streams,
     Transport,
     connect,
-    staging,
+    streams_for,
 )
 
 _OF_A_SITE: Any = {
@@ -49,7 +49,6 @@ _OF_A_SITE: Any = {
 
 _HASH_LETTERS = 12
 _MOST_SAVES = 256
-_ROUND_TRIP_SECONDS = 0.1
 _BYTES_PER_SECOND = 125e6
 
 
@@ -74,7 +73,7 @@ def joined_sites(
     settings: IslandSettings,
     processes: ProcessSettings,
     contents: Mapping[str, str],
-) -> Iterator[EngineTransport]:
+) -> Iterator[CarrierTransport]:
     """Join the processes of all sites; at a good end wait until the others have all messages.
 
     The ends of the transport are the sites, or their stages where these have processes of their
@@ -109,7 +108,7 @@ def joined_sites(
     programs = site_programs(config, site_parts(config, step)[0], first)
     transport = connect(
         members,
-        site_staging(config, settings.site, jax.process_count() // groups),
+        site_streams(config, settings.site, jax.process_count() // groups),
         _offer_limit(config, step, programs, stages // groups) * devices,
         processes.heartbeat_timeout_seconds,
         processes.start_timeout_seconds,
@@ -140,7 +139,7 @@ def _offer_limit(
 
 
 def _own_port(settings: IslandSettings) -> int:
-    """Return the port of this process's guard; 0: any."""
+    """Return the port of this process; 0: any."""
     if settings.port is None:
         return 0
     index = index_on_host(jax.process_index())
@@ -230,17 +229,20 @@ def settings_of_all_sites(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def site_staging(config: RunConfig, site: str | None, processes: int) -> Staging:
-    """Choose the staging of each process of a site by the slowest link of the site.
+def site_streams(config: RunConfig, site: str, processes: int) -> Streams:
+    """Choose the connections of each process of a site by the slowest link of the site.
 
     Args:
         config: the run of all sites; without a topology a link is taken for one of 1 Gbit/s.
-        site: name of the site; None: any.
+        site: name of the site.
         processes: processes of the site that a message crosses from at a time.
     """
     topology = config.load_topology()
     links = () if topology is None else topology.links
-    own = [link for link in links if site is None or site in link.sites]
-    trip = max((link.round_trip_seconds for link in own), default=_ROUND_TRIP_SECONDS)
-    rates = [link.towards(other).bytes_per_second for link in own for other in link.sites]
-    return staging(trip, min(rates, default=_BYTES_PER_SECOND) / processes)
+    rates = [
+        link.towards(other).bytes_per_second
+        for link in links
+        if site in link.sites
+        for other in link.sites
+    ]
+    return streams_for(min(rates, default=_BYTES_PER_SECOND) / processes)

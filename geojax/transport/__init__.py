@@ -4,23 +4,24 @@ A process of one site offers arrays to its counterpart in another site under a `
 counterpart fetches them under the same key. Transfers are asynchronous on both sides.
 """
 
-from geojax.transport.connect import Membership, Staging, connect, meet, staging
-from geojax.transport.engine import EngineTransport
+from geojax.transport.carrier import CarrierTransport
+from geojax.transport.connect import Membership, connect, meet
 from geojax.transport.link_clock import MeasuredLink
 from geojax.transport.loopback import loopback
 from geojax.transport.protocol import Fetch, MessageKey, PeerCounters, Transport
+from geojax.transport.streams import Streams, streams_for
 
 __all__ = [
-    "EngineTransport",
+    "CarrierTransport",
     "Fetch",
     "MeasuredLink",
     "Membership",
     "MessageKey",
     "PeerCounters",
-    "Staging",
+    "Streams",
     "Transport",
     "connect",
     "loopback",
     "meet",
-    "staging",
+    "streams_for",
 ]

@@ -1,8 +1,8 @@
 """The control connections with one peer: heartbeats, acknowledgments and the end of the run.
 
 Each side opens a connection, over which it sends frames of eight bytes: heartbeats, identifiers of
-messages that it has fetched, and the end. The other side answers each heartbeat with the number of
-other frames that have come so far, in eight bytes as well.
+messages that it asks for (even) and has fetched (the same, odd), and the end. The other side
+answers each heartbeat with the number of other frames that have come so far, in eight bytes too.
 
 A side whose heartbeats are not answered for three seconds, or whose connection ends, opens it anew
 until it succeeds: TCP itself sends later and later after a cut. What the other side has not counted
@@ -20,8 +20,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from geojax.transport.control_handshake import ControlHello, PeerRoute, confirm, open_control
-from geojax.transport.guard import Refused
+from geojax.transport.handshake import (
+    CONTROL,
+    ChannelHello,
+    PeerRoute,
+    Refused,
+    confirm,
+    open_channel,
+)
 from geojax.transport.message_id import FIRST_ID
 
 _FRAME = struct.Struct("!Q")
@@ -41,10 +47,14 @@ class ControlConnection:
     """
 
     def __init__(self, route: PeerRoute):
+        self.asked: Callable[[int], None] = lambda message: None
+        """Called with the identifier of each message that the peer asks for."""
         self.acknowledged: Callable[[int], None] = lambda message: None
         """Called with the identifier of each message that the peer has fetched."""
         self.echoed: Callable[[float], None] = lambda seconds: None
         """Called with the seconds from each heartbeat to the peer's answer."""
+        self.reopened: Callable[[], None] = lambda: None
+        """Called when this side has opened a connection anew, after a cut or a reset."""
         self.finished = False
         """The peer has said that it needs nothing more."""
         self.lost: str | None = None
@@ -80,11 +90,15 @@ class ControlConnection:
         """Note a sign of the peer that came another way."""
         self._heard = time.monotonic()
 
-    def acknowledge(self, message: int) -> None:
-        """Tell the peer that a message has been fetched."""
+    def ask(self, message: int) -> None:
+        """Ask the peer for a message."""
         self._say(message)
 
-    def adopt(self, connection: socket.socket, hello: ControlHello) -> None:
+    def acknowledge(self, message: int) -> None:
+        """Tell the peer that a message has been fetched."""
+        self._say(message | 1)
+
+    def adopt(self, connection: socket.socket, hello: ChannelHello) -> None:
         """Listen to the peer over the connection that it has opened, instead of earlier ones.
 
         Raises:
@@ -96,7 +110,7 @@ class ControlConnection:
                 raise Refused("there is a later connection")
             self._stop_listening()
             self._number = hello.number
-            confirm(connection, self._route.key, hello, self._received)
+            confirm(connection, self._route.key, hello, self._received, self._route.silence_seconds)
             self._incoming = connection
             self._listener = threading.Thread(
                 target=self._listen, args=(connection,), name="geojax control", daemon=True
@@ -144,12 +158,11 @@ class ControlConnection:
             if self._closed.is_set() or self.over.is_set():
                 break
             try:
-                connection, counted = open_control(self._route, number, _ANSWER_SECONDS)
+                connection, counted = open_channel(self._route, CONTROL, number, 0, _ANSWER_SECONDS)
             except ConnectionRefusedError:
                 host, port = self._route.address
                 self._lose(
-                    f"it refuses connections at {host}:{port}, so that its guard or its process "
-                    "has ended"
+                    f"it refuses connections at {host}:{port}, so that its process has ended"
                 )
             except (OSError, Refused) as error:
                 self.problem = _in_words(error)
@@ -157,6 +170,8 @@ class ControlConnection:
             else:
                 self.problem = None
                 self.hear()
+                if self.reached.is_set():
+                    self.reopened()
                 self.reached.set()
                 with connection:
                     try:
@@ -236,7 +251,7 @@ class ControlConnection:
 
     def _act(self, frame: int) -> None:
         if frame >= FIRST_ID:
-            self.acknowledged(frame)
+            (self.acknowledged if frame & 1 else self.asked)(frame & ~1)
         elif frame == _FINISHED:
             self.finished = True
             self.over.set()

@@ -2,8 +2,6 @@
 
 import ipaddress
 import json
-import os
-import secrets
 import socket
 from typing import NamedTuple
 
@@ -21,24 +19,17 @@ class Endpoint(NamedTuple):
     """Index of the process in its site."""
     nonce: str
     """New at every start."""
-    network: str
-    """Identifier of the process's network namespace: in the same one, peers need no guard."""
-    engine: str
-    """Loopback address of the process, chosen at random."""
-    server_port: int
-    control_port: int
-    ports: list[int]
-    """All ports at the loopback address."""
-    guard_address: str
-    """Address of the guard, as other hosts reach it."""
-    guard_port: int
+    host: str
+    """Address of the process, as other hosts reach it."""
+    port: int
+    """The only one of the process that others reach."""
     settings: str
     """Digests of what must be the same at all sites (`geojax.transport.shared_settings`)."""
 
     @property
-    def guard(self) -> tuple[str, int]:
-        """Address and port of the guard."""
-        return self.guard_address, self.guard_port
+    def address(self) -> tuple[str, int]:
+        """Address and port."""
+        return self.host, self.port
 
     def text(self) -> str:
         """Return the endpoint as text."""
@@ -58,17 +49,6 @@ class Endpoint(NamedTuple):
                 f"transport: {who} has joined without an endpoint; start it as an island too "
                 "(dc.join=islands)"
             ) from None
-
-
-def random_loopback() -> str:
-    """Return an address in 127.0.0.0/8 that no other process uses, most probably."""
-    return f"127.{1 + secrets.randbelow(254)}.{secrets.randbelow(256)}.{1 + secrets.randbelow(254)}"
-
-
-def own_network() -> str:
-    """Return the identifier of this process's network namespace among all machines."""
-    with open("/proc/sys/kernel/random/boot_id") as boot:
-        return f"{boot.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
 
 
 def address_towards(host: str, port: int) -> str:

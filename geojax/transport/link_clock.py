@@ -5,18 +5,9 @@ overlap are one burst, which takes a round trip and its bytes over the link's ra
 bursts does not count.
 """
 
-import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
-
-import jax
-
-from geojax.transport.private import is_ready
-
-_POLL_SECONDS = 0.002
-"""Between two looks at an offer that is not computed yet."""
 
 
 class MeasuredLink(NamedTuple):
@@ -71,58 +62,3 @@ class LinkClock:
             rate = self._bytes / moving if moving > 0 and trip is not None else None
             self._restart()
         return MeasuredLink(trip, rate)
-
-
-class Departures:
-    """A thread that sees when offers are computed; they are, in the order in which they are made.
-
-    It looks instead of blocking in XLA: a thread that blocks there while Python ends aborts the
-    process.
-    """
-
-    def __init__(self) -> None:
-        self._offers: queue.SimpleQueue[
-            tuple[Sequence[jax.Array], Callable[[], bool], Callable[[], None]] | None
-        ] = queue.SimpleQueue()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="geojax departures", daemon=True)
-        self._thread.start()
-
-    def watch(
-        self,
-        arrays: Sequence[jax.Array],
-        is_offered: Callable[[], bool],
-        departed: Callable[[], None],
-    ) -> None:
-        """Call `departed` when all arrays are computed, unless they are offered no more by then."""
-        self._offers.put((arrays, is_offered, departed))
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closed.set()
-        self._offers.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        while (offer := self._offers.get()) is not None:
-            self._see(*offer)
-            del offer  # while it waits for the next one, it keeps no arrays of this one alive
-
-    def _see(
-        self,
-        arrays: Sequence[jax.Array],
-        is_offered: Callable[[], bool],
-        departed: Callable[[], None],
-    ) -> None:
-        while is_offered() and not _computed(arrays):
-            if self._closed.wait(_POLL_SECONDS):
-                return
-        if is_offered():
-            departed()
-
-
-def _computed(arrays: Sequence[jax.Array]) -> bool:
-    try:
-        return all(map(is_ready, arrays))
-    except RuntimeError:  # the peer has it already, and it was donated
-        return True

@@ -1,4 +1,4 @@
-"""Identifiers of messages on the wire: 64 bits of a keyed hash, used once."""
+"""Identifiers of messages on the wire: 63 bits of a keyed hash, used once."""
 
 import hashlib
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import jax
 from geojax.transport.protocol import MessageKey
 
 FIRST_ID = 16
-"""Smallest identifier; those below are control frames."""
+"""Smallest identifier; those below are control frames. Identifiers are even."""
 
 
 class Direction(NamedTuple):
@@ -22,6 +22,11 @@ class Direction(NamedTuple):
     """New at every start of the process, so that no identifier of an earlier start comes again."""
     receiver_nonce: str
 
+    @property
+    def back(self) -> "Direction":
+        """The other direction between the two."""
+        return Direction(self.receiver, self.sender, self.receiver_nonce, self.sender_nonce)
+
 
 def message_id(
     run_key: bytes,
@@ -31,10 +36,9 @@ def message_id(
 ) -> int:
     """Return the identifier of a message.
 
-    It covers shapes and dtypes, so that a receiver that expects others waits in vain and says so,
-    where the engine would write beyond a buffer or abort.
+    It covers shapes and dtypes, so that a receiver that expects others waits in vain and says so.
     """
     contents = [(shard.shape, str(shard.dtype)) for shard in shards]
     text = repr((tuple(direction), tuple(message), contents)).encode()
     digest = hashlib.blake2b(text, digest_size=8, key=run_key).digest()
-    return max(FIRST_ID, int.from_bytes(digest, "big"))
+    return max(FIRST_ID, int.from_bytes(digest, "big") & ~1)

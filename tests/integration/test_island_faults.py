@@ -1,4 +1,4 @@
-"""Islands under strangers, a cut, a silent site, a dead guard, Ctrl-C, and a second start."""
+"""Islands under strangers, a cut, a silent site, a killed one, Ctrl-C, and a second start."""
 
 import contextlib
 import os
@@ -56,13 +56,6 @@ def signal_all(processes, number):
             os.kill(process, number)
 
 
-def guard_of(process):
-    """The guard of a process, as Linux numbers it."""
-    own = family(process)
-    (guard,) = [each for each in own if b"guard.py" in Path(f"/proc/{each}/cmdline").read_bytes()]
-    return guard
-
-
 def holder_of(run):
     """The process that holds the lock of a run's folder."""
     holder = re.search(r"process (\d+)", (run / "lock").read_text())
@@ -91,7 +84,7 @@ def stages(corpus, tmp_path):
 def test_a_run_goes_on_beside_strangers_and_after_a_cut_and_stops_at_all_sites(stages):
     config, run, (east, west) = stages
     ports = listening(east.pid) + listening(west.pid)
-    assert len(ports) >= 2, "a guard at each site"
+    assert len(ports) >= 2, "a port at each site"
     with contextlib.ExitStack() as held:
         for port in ports:
             for rubbish in RUBBISH:
@@ -102,10 +95,10 @@ def test_a_run_goes_on_beside_strangers_and_after_a_cut_and_stops_at_all_sites(s
     for output, process in zip(finish(*again), again, strict=True):
         assert process.returncode == 2, output
         assert re.search(r"error: .* in use .* process \d+", output), output
-    guards = family(west.pid)
-    signal_all(guards, signal.SIGSTOP)
+    stopped = family(west.pid)
+    signal_all(stopped, signal.SIGSTOP)
     time.sleep(5)
-    signal_all(guards, signal.SIGCONT)
+    signal_all(stopped, signal.SIGCONT)
     wait_for_step(run / "east", step_of(run / "east") + 2, east)
     everyone = family(east.pid) + family(west.pid)
     west.send_signal(signal.SIGINT)
@@ -117,7 +110,7 @@ def test_a_run_goes_on_beside_strangers_and_after_a_cut_and_stops_at_all_sites(s
     assert (last, saved_steps(run)[-1]) == (step_of(run / "west"), last)
 
 
-def test_a_silent_site_and_a_dead_guard_are_named_and_all_sites_start_again(corpus, tmp_path):
+def test_a_silent_site_and_a_killed_one_are_named_and_all_sites_start_again(corpus, tmp_path):
     config = write_config(tmp_path / "run.yaml", corpus, **LONG)
     run, log = tmp_path / "run", tmp_path / "log"
     line = [sys.executable, "-m", "geojax", "launch", "--islands", "--restarts", "2"]
@@ -134,7 +127,7 @@ def test_a_silent_site_and_a_dead_guard_are_named_and_all_sites_start_again(corp
             os.kill(holder_of(run / "west"), signal.SIGSTOP)
             wait_for(lambda: log.read_bytes().count(b"resuming from step") == 2, launcher)
             wait_for_step(run / "east", step_of(run / "east") + 2, launcher)
-            os.kill(guard_of(holder_of(run / "west")), signal.SIGKILL)
+            os.kill(holder_of(run / "west"), signal.SIGKILL)
             wait_for(lambda: log.read_bytes().count(b"resuming from step") == 4, launcher)
             wait_for_step(run / "east", step_of(run / "east") + 2, launcher)
             launcher.send_signal(signal.SIGINT)
@@ -146,7 +139,6 @@ def test_a_silent_site_and_a_dead_guard_are_named_and_all_sites_start_again(corp
     assert re.search(r"east/0 +\| error: transport: site west \(.*\) has been silent for", output)
     assert "geojax launch: process 1 (site west) was stuck, and killed" in output
     assert "geojax launch: restart 1 of 2" in output
-    assert re.search(r"west/1 +\| error: transport: the guard of this process, \d+, has", output)
     assert "geojax launch: restart 2 of 2" in output
 
 

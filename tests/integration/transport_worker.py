@@ -2,7 +2,7 @@
 
     transport_worker.py SITE COORDINATOR STEPS SECONDS_A_STEP [SILENCE_SECONDS]
 
-Prints "step N" now and then, the port of its guard first, and the error that ends it.
+Prints "step N" now and then, its address and port first, and the error that ends it.
 """
 
 import os
@@ -16,15 +16,15 @@ import jax.numpy as jnp
 
 from geojax.errors import RunError
 from geojax.job.island_env import IslandSettings
-from geojax.transport import Membership, MessageKey, Staging, connect
+from geojax.transport import Membership, MessageKey, Streams, connect
 
 
 def main(site: int, coordinator: str, steps: int, seconds: float, silence: float = 15.0) -> None:
     sites = ("east", "west")
     island = IslandSettings(site=sites[site], sites=sites, coordinator=coordinator, key="k" * 32)
     members = Membership(island, 0, 1, {})
-    transport = connect(members, Staging(4, 1 << 20, 4), 16 << 20, silence_seconds=silence)
-    print("guard", *transport.guard_address, flush=True)
+    transport = connect(members, Streams(4, 1 << 18), 16 << 20, silence_seconds=silence)
+    print("address", *transport.address, flush=True)
     values = jnp.arange(1 << 16, dtype=jnp.float32)
     like = jax.ShapeDtypeStruct(values.shape, values.dtype, sharding=values.sharding)
     for step in range(steps):

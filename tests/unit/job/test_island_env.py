@@ -5,7 +5,7 @@ import pytest
 from geojax.errors import UserError
 from geojax.job.island_env import (
     VARIABLES,
-    guard_port,
+    first_port_of,
     island_env,
     island_settings,
 )
@@ -66,7 +66,7 @@ def test_the_name_of_a_host_stands_for_its_address():
 
 
 def test_a_later_site_of_a_host_has_the_ports_after_those_of_the_earlier_ones():
-    assert guard_port(GIVEN, 2) == 61402
-    assert guard_port({}, 2) is None
+    assert first_port_of(GIVEN, 2) == 61402
+    assert first_port_of({}, 2) is None
     with pytest.raises(UserError, match="give a number from 1 to 65533"):
-        guard_port({VARIABLES["port"]: "65534"}, 2)
+        first_port_of({VARIABLES["port"]: "65534"}, 2)

@@ -120,7 +120,7 @@ def test_a_site_with_its_own_runtime_is_judged_by_its_own_programs(capsys, tmp_p
     assert "over dc: 23.1 MB a step from a site to each other, in 4 buckets" in out
     assert "activations: of 2 of 2 microbatches at once" in out
     assert re.search(r"transport: at most 12\.\d MB of a device are offered", out)
-    assert re.search(r"; [\d.]+ MB of host memory a site for staging", out)
+    assert "(communication), and on GPUs as much of host memory" in out
 
 
 def test_of_stages_with_runtimes_of_their_own_the_largest_is_judged(capsys):

@@ -12,10 +12,9 @@ from support.processes import PATIENCE_SECONDS, wait_until
 from support.tcp_resets import connections, reset
 
 from geojax.transport.control import ControlConnection
-from geojax.transport.control_handshake import Party, PeerRoute, open_control
-from geojax.transport.control_listener import ControlListener
-from geojax.transport.guard import Refused
+from geojax.transport.handshake import CONTROL, Party, PeerRoute, Refused, open_channel
 from geojax.transport.message_id import FIRST_ID
+from geojax.transport.peer_listener import PeerListener
 
 KEY = bytes(range(32))
 PARTIES = (Party(0, "east's start"), Party(1, "west's start"))
@@ -65,16 +64,16 @@ def ends(monkeypatch):
     """East, west and the relay by which east reaches west; both patient for a third of a second."""
     monkeypatch.setattr("geojax.transport.control._ANSWER_SECONDS", 0.3)
     monkeypatch.setattr("geojax.transport.control._HEARTBEAT_SECONDS", 0.05)
-    listeners = [ControlListener("127.0.0.1", KEY) for _ in PARTIES]
-    relay = Relay(listeners[1].port)
-    addresses = (relay.address, ("127.0.0.1", listeners[0].port))
+    listeners = [PeerListener(("127.0.0.1", 0), KEY) for _ in PARTIES]
+    relay = Relay(listeners[1].address[1])
+    addresses = (relay.address, listeners[0].address)
     controls = [
-        ControlConnection(PeerRoute(KEY, own, peer, address, None))
+        ControlConnection(PeerRoute(KEY, own, peer, address, PATIENCE_SECONDS))
         for own, peer, address in zip(PARTIES, reversed(PARTIES), addresses, strict=True)
     ]
     for site, listener in enumerate(listeners):
-        other = 1 - site
-        listener.serve(PARTIES[site], {other: PARTIES[other]}, {other: controls[site]})
+        listener.expect(PARTIES[1 - site], controls[site].adopt)
+        listener.serve(PARTIES[site])
     for control in controls:
         assert control.reached.wait(PATIENCE_SECONDS)
         assert control.was_reached.wait(PATIENCE_SECONDS)
@@ -89,10 +88,10 @@ def test_a_connection_on_which_nothing_comes_back_is_opened_anew_without_loss(en
     east, west, relay = ends
     came = []
     west.acknowledged = came.append
-    messages = range(FIRST_ID, FIRST_ID + 3000)
+    messages = range(FIRST_ID, FIRST_ID + 6000, 2)
     for message in messages:
         east.acknowledge(message)
-        if message % 1000 == 500:
+        if message % 2000 == 1000:
             relay.cut()
             time.sleep(0.01)
     wait_until(lambda: len(came) >= len(messages))
@@ -114,11 +113,11 @@ def test_connections_that_are_reset_again_and_again_lose_and_double_nothing(ends
     ports = {end._route.address[1] for end in (east, west)}
     came = [], []
     west.acknowledged, east.acknowledged = came[0].append, came[1].append
-    messages = range(FIRST_ID, FIRST_ID + 2000)
+    messages = range(FIRST_ID, FIRST_ID + 4000, 2)
     for message in messages:
         east.acknowledge(message)
         west.acknowledge(message)
-        if message % 400 == 0:
+        if message % 800 == 0:
             reset(each for each in connections() if each.remote_port in ports)
     wait_until(lambda: min(map(len, came)) >= len(messages))
     assert came == (list(messages), list(messages))
@@ -140,9 +139,9 @@ def test_connections_that_are_reset_again_and_again_lose_and_double_nothing(ends
 )
 def test_none_but_the_peer_takes_a_connection_over(ends, key, party, number):
     east, west, relay = ends
-    route = PeerRoute(key, party, PARTIES[1], relay.address, None)
+    route = PeerRoute(key, party, PARTIES[1], relay.address, PATIENCE_SECONDS)
     with pytest.raises((Refused, OSError)):
-        open_control(route, number, PATIENCE_SECONDS)
+        open_channel(route, CONTROL, number, 0, PATIENCE_SECONDS)
     came = []
     west.acknowledged = came.append
     before = relay.passed
@@ -187,9 +186,9 @@ def test_a_peer_that_has_failed_is_lost_at_once(ends):
 
 def test_a_port_at_which_nobody_listens_is_named():
     port = free_port()
-    east = ControlConnection(PeerRoute(KEY, *PARTIES, ("127.0.0.1", port), None))
+    east = ControlConnection(PeerRoute(KEY, *PARTIES, ("127.0.0.1", port), PATIENCE_SECONDS))
     assert east.over.wait(PATIENCE_SECONDS)
     assert east.lost == (
-        f"it refuses connections at 127.0.0.1:{port}, so that its guard or its process has ended"
+        f"it refuses connections at 127.0.0.1:{port}, so that its process has ended"
     )
     east.close(0.0)

@@ -1,11 +1,8 @@
-"""The transfer engine's transport between two meshes of one process, as two sites."""
+"""The carrier's transport between two meshes of one process, as two sites."""
 
 import contextlib
 import gc
-import os
 import re
-import secrets
-import signal
 import socket
 import subprocess
 import sys
@@ -24,10 +21,10 @@ from support.tcp_resets import connections, reset
 
 from geojax.errors import MissingProcessesError, RunError, UserError
 from geojax.job.island_env import IslandSettings
-from geojax.transport import Membership, MessageKey, Staging, connect, staging
+from geojax.transport import Membership, MessageKey, Streams, connect, streams_for
 
 KEY = MessageKey(step=5, kind="bucket", chunk=1)
-SMALL = Staging(2, 1 << 20, 4)
+SMALL = Streams(4, 1 << 16)
 
 
 def island(names, site, coordinator, key="k" * 32):
@@ -197,31 +194,89 @@ def test_what_a_lost_site_was_offered_is_freed():
                 use()
 
 
-def test_connections_that_are_reset_end_the_run_at_both_sites(like):
+def test_connections_that_are_reset_again_and_again_lose_nothing(like):
     before = connections()
+    big = jax.ShapeDtypeStruct((1 << 12, 4), jnp.float32, sharding=like.sharding)
+    with joined_sites(limit_bytes=1 << 26) as sites:
+        resets, count = 0, 60
+        for step in range(count):
+            for site, other in ((0, 1), (1, 0)):
+                sites[site].offer(other, KEY._replace(part=step), [filled(big, 100 * step + site)])
+        fetches = {}
+        for step in range(count):
+            for site, other in ((0, 1), (1, 0)):
+                fetches[site, step] = sites[site].fetch(other, KEY._replace(part=step), [big])
+            if step % 10 == 5:
+                resets += reset(connections() - before)
+        for (site, step), fetch in fetches.items():
+            (got,) = fetch.result(PATIENCE_SECONDS)
+            np.testing.assert_array_equal(got, filled(big, 100 * step + 1 - site))
+        assert resets > 6
+        for site in sites:
+            site.drain()
+            site.check()
+
+
+def test_a_small_message_does_not_wait_for_a_large_one(like):
+    large = jax.ShapeDtypeStruct((1 << 22, 4), jnp.float32, sharding=like.sharding)
+    with joined_sites(limit_bytes=1 << 28) as (east, west):
+        first = west.fetch(0, KEY, [large])
+        second = west.fetch(0, KEY._replace(part=1), [like])
+        value, small = filled(large, 1).block_until_ready(), filled(like, 2).block_until_ready()
+        east.offer(1, KEY, [value])
+        east.offer(1, KEY._replace(part=1), [small])
+        second.result(PATIENCE_SECONDS)
+        assert not first.arrived()
+        np.testing.assert_array_equal(first.result(PATIENCE_SECONDS)[0], value)
+
+
+def test_what_has_arrived_is_never_written_again(like):
     with joined_sites() as (east, west):
-        east.offer(1, KEY, [filled(like, 1)])
-        west.fetch(0, KEY, [like]).result(PATIENCE_SECONDS)
-        fetch = west.fetch(0, KEY._replace(part=1), [like])
-        assert reset(connections() - before) > 2  # control connections, too, which open anew
-        east.offer(1, KEY._replace(part=1), [filled(like, 1)])
-        with pytest.raises(RunError, match=r"lost bucket .* from site east .*; restart the run"):
-            fetch.result(PATIENCE_SECONDS)
-        with pytest.raises(RunError, match=r"lost bucket .* from site east"):
-            west.check()
-        west.close(failed=True)
-        with pytest.raises(RunError, match="lost the connection to site west"):
-            east.drain()
+        arrived = []
+        for part in range(20):
+            key = KEY._replace(part=part)
+            fetch = west.fetch(0, key, [like])
+            east.offer(1, key, [filled(like, part)])
+            arrived += fetch.result(PATIENCE_SECONDS)
+        for part, array in enumerate(arrived):
+            np.testing.assert_array_equal(array, filled(like, part))
 
 
-def test_a_pull_that_fails_ends_the_waits_for_those_that_do_not(like, monkeypatch):
-    with joined_sites() as (_, west):
-        waiting = west.fetch(0, KEY, [like])
-        assert west.missing_from_peer() is None
-        monkeypatch.setattr("geojax.transport.private.pull_error", lambda _: "a reset")
-        west.fetch(0, KEY._replace(part=1), [like])
-        with pytest.raises(RunError, match=r"lost bucket .* part 1 from site east .* \(a reset\)"):
-            waiting.result(PATIENCE_SECONDS)
+def test_a_message_of_no_bytes_and_one_of_many_shards_arrive(like):
+    empty = jax.ShapeDtypeStruct((0, 4), jnp.float32, sharding=like.sharding)
+    many = [
+        jax.ShapeDtypeStruct((2 + 2 * number,), jnp.int8, sharding=like.sharding)
+        for number in range(300)
+    ]
+    with joined_sites() as (east, west):
+        nothing = west.fetch(0, KEY, [empty])
+        numbers = west.fetch(0, KEY._replace(part=1), many)
+        ones = [jax.device_put(np.ones(each.shape, each.dtype), each.sharding) for each in many]
+        east.offer(1, KEY, [filled(empty, 0)])
+        east.offer(1, KEY._replace(part=1), ones)
+        assert nothing.result(PATIENCE_SECONDS)[0].shape == (0, 4)
+        assert all(np.asarray(array).all() for array in numbers.result(PATIENCE_SECONDS))
+
+
+def test_a_lost_site_disturbs_no_other(like):
+    with joined_sites(("east", "west", "north")) as (east, west, north):
+        north.close(failed=True)
+        with pytest.raises(RunError, match="site north"):
+            east.fetch(2, KEY, [like]).result(PATIENCE_SECONDS)
+        with pytest.raises(RunError, match="site north"):
+            east.check()
+        fetch = west.fetch(0, KEY, [like])
+        east.offer(1, KEY, [filled(like, 3)])
+        np.testing.assert_array_equal(fetch.result(PATIENCE_SECONDS)[0], filled(like, 3))
+
+
+def test_an_offer_that_is_never_computed_ends_its_link_with_the_reason():
+    with joined_sites(("east", "west", "north")) as (east, _, _):
+        east.links[1].fail_to_depart(KEY, "it was deleted")
+        told = f"cannot send {KEY} to site west .*: it was deleted"
+        with pytest.raises(RunError, match=told):
+            east.offer(1, KEY, [])
+        east.links[2].check()
 
 
 def test_what_is_waited_for_is_known(like):
@@ -270,16 +325,13 @@ def test_sites_with_other_settings_are_refused_with_the_first_that_differs():
         pass
 
 
-def guarded_by(monkeypatch, port):
-    """Let processes reach each other through guards, which all seem to listen at one port."""
-    module = sys.modules["geojax.transport.connect"]  # the package's attribute is its function
-    monkeypatch.setattr(module, "own_network", lambda: secrets.token_hex(8))
-    monkeypatch.setattr("geojax.transport.guard_process.GuardProcess.forward", lambda *_: None)
-    monkeypatch.setattr("geojax.transport.endpoint.Endpoint.guard", ("127.0.0.1", port))
+def reached_at(monkeypatch, port):
+    """Let all processes seem to listen at one port."""
+    monkeypatch.setattr("geojax.transport.endpoint.Endpoint.address", ("127.0.0.1", port))
 
 
 def test_a_peer_that_refuses_connections_at_the_start_is_named_with_its_port(monkeypatch):
-    guarded_by(monkeypatch, free_port())
+    reached_at(monkeypatch, free_port())
     told = r"(east cannot reach west|west cannot reach east):\d+, site \w+ \(.*\) at 127\.0\.0\.1"
     with pytest.raises(RunError, match=told + r" \(refused\); is the tunnel up"), joined_sites():
         pass
@@ -287,32 +339,17 @@ def test_a_peer_that_refuses_connections_at_the_start_is_named_with_its_port(mon
 
 def test_a_peer_that_does_not_answer_at_the_start_is_named_with_its_port(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        guarded_by(monkeypatch, silent.getsockname()[1])
+        reached_at(monkeypatch, silent.getsockname()[1])
         told = r"cannot reach \w+:\d+, .* \(no answer, for 1 s\); is the tunnel up"
         with pytest.raises(RunError, match=told), joined_sites(silence_seconds=1.0):
             pass
 
 
-def test_a_guard_that_is_killed_is_named_at_its_site_and_the_site_at_the_others(like):
-    with joined_sites() as (east, west):
-        fetch = west.fetch(0, KEY, [like])
-        os.kill(east._guard._process.pid, signal.SIGKILL)
-        assert east._guard.ended.wait(PATIENCE_SECONDS)
-        told = r"transport: the guard of this process, \d+, has ended \(signal 9, Killed\)"
-        with pytest.raises(RunError, match=told):
-            east.check()
-        east.close(failed=True)
-        with pytest.raises(RunError, match=r"site east .*: it has ended with an error; restart"):
-            fetch.result(PATIENCE_SECONDS)
-
-
-def test_staging_follows_the_link():
-    assert staging(0.021, 125e6) == Staging(8, 4 << 20, 1)
-    assert staging(0.0, 125e6) == Staging(8, 1 << 20, 1)
-    assert staging(0.021, 1.25e9).streams == 3
-    fast = staging(0.1, 12.5e9)
-    assert fast.total_bytes == 8 << 26
-    assert fast.streams == 8
+def test_streams_follow_the_link():
+    assert streams_for(125e6) == Streams(1, 1 << 19)
+    assert streams_for(1e6) == Streams(1, 1 << 18)
+    assert streams_for(1.25e9) == Streams(3, 1 << 23)
+    assert streams_for(12.5e9) == Streams(8, 1 << 23)
 
 
 def test_a_process_that_ends_while_it_fetches_ends_well():
@@ -320,7 +357,7 @@ def test_a_process_that_ends_while_it_fetches_ends_well():
 import sys
 sys.path[:0] = {[str(Path(__file__).parent), str(Path(__file__).parents[2])]!r}
 import jax, jax.numpy as jnp
-from test_engine import KEY, joined_sites
+from test_carrier import KEY, joined_sites
 fetched = jax.ShapeDtypeStruct(
     (8,), jnp.float32, sharding=jax.sharding.NamedSharding(jax.make_mesh((1,), "x"), jax.P("x"))
 )

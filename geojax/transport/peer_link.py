@@ -1,0 +1,197 @@
+"""The traffic with one peer in one of its starts, with a state of its own."""
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+import jax
+
+from geojax.errors import RunError
+from geojax.transport.control import ControlConnection
+from geojax.transport.handshake import CONTROL, ChannelHello, PeerRoute, Refused
+from geojax.transport.host_memory import bytes_of
+from geojax.transport.in_flight import InFlight
+from geojax.transport.link_clock import LinkClock
+from geojax.transport.message_id import Direction, message_id
+from geojax.transport.protocol import MessageKey, PeerCounters
+from geojax.transport.receiving import Arriving, Inbox, IncomingChannel
+from geojax.transport.sending import Outbox, OutgoingChannel
+from geojax.transport.streams import MOST_STREAMS, Streams
+
+
+class PeerLink:
+    """Control connections, offers and fetches of one peer.
+
+    The link opens a channel for each stream of what it fetches. The peer does so for what it
+    fetches, and chooses their number.
+
+    Args:
+        name: site, process and host of the peer, as errors show them.
+        route: way to the peer.
+        there: direction of the offers.
+        streams: connections that bring what is fetched.
+        limit_bytes: most bytes in flight to the peer.
+        counters: counters of the peer.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        route: PeerRoute,
+        there: Direction,
+        streams: Streams,
+        limit_bytes: int,
+        counters: PeerCounters,
+    ):
+        self.name = name
+        self.lost: str | None = None
+        """Reason why the peer is lost; None: it is not."""
+        self.clock = LinkClock()
+        self._route, self._there = route, there
+        self._failure: str | None = None
+        self._offered: dict[int, int] = {}
+        """Bytes of each message that is offered and not acknowledged."""
+        self._in_flight = InFlight(name, limit_bytes, counters, self._check_receiver)
+        self._outbox, self._inbox = Outbox(streams.piece_bytes), Inbox()
+        self._adopting = threading.Lock()
+        self._outgoing: dict[int, OutgoingChannel] = {}
+        self.control = ControlConnection(route)
+        self.control.echoed, self.control.asked = self.clock.echoed, self._outbox.ask
+        self.control.acknowledged, self.control.reopened = self._acknowledged, self._open_anew
+        self._incoming = [
+            IncomingChannel(
+                channel, route, self._inbox, self.control.over, self.control.hear, self._fail
+            )
+            for channel in range(1, 1 + streams.connections)
+        ]
+
+    def adopt(self, connection: socket.socket, hello: ChannelHello) -> None:
+        """Take a connection that the peer has opened.
+
+        Raises:
+            Refused: it is none of this link, or there is a later one.
+            OSError: it has ended.
+        """
+        if hello.channel == CONTROL:
+            return self.control.adopt(connection, hello)
+        if hello.channel > MOST_STREAMS:
+            raise Refused("there is no such channel")
+        with self._adopting:
+            if self.lost is not None:
+                raise Refused("the link is over")
+            if hello.channel not in self._outgoing:
+                self._outgoing[hello.channel] = OutgoingChannel(self._outbox, self._route)
+        self._outgoing[hello.channel].adopt(connection, hello)
+
+    def begin_offer(self, key: MessageKey, shards: Sequence[jax.Array]) -> int:
+        """Wait until a message fits; return its identifier, under which it is to depart.
+
+        Raises:
+            UserError: it can never fit.
+            RunError: the peer is lost.
+        """
+        message = message_id(self._route.key, self._there, key, shards)
+        assert message not in self._offered, f"{key} is offered to {self.name} once"
+        size = sum(shard.nbytes for shard in shards)
+        self._in_flight.add(key, size)
+        self._offered[message] = size
+        return message
+
+    def depart(self, message: int, shards: Sequence[jax.Array]) -> None:
+        """Send a message, which is computed, as soon as the peer asks for it."""
+        if self.lost is None:
+            self.clock.departed(message)
+            self._outbox.computed(message, bytes_of(shards))
+
+    def fail_to_depart(self, key: MessageKey, reason: str) -> None:
+        """Note that a message will never be computed."""
+        self._failure = self._failure or f"cannot send {key} to {self.name}: {reason}"
+
+    def ask(
+        self,
+        key: MessageKey,
+        shapes: Sequence[jax.ShapeDtypeStruct],
+        arrived: Callable[[list[jax.Array]], None],
+    ) -> None:
+        """Ask the peer for a message.
+
+        Args:
+            key: name of the message.
+            shapes: shape, dtype and device of each shard.
+            arrived: called with the shards when they are on their devices.
+        """
+        message = message_id(self._route.key, self._there.back, key, shapes)
+
+        def acknowledge(shards: list[jax.Array]) -> None:
+            arrived(shards)
+            self.control.acknowledge(message)
+
+        self._inbox.expect(message, Arriving(shapes, acknowledge))
+        self.control.ask(message)
+
+    def check(self) -> None:
+        """Raise a `RunError` that names the peer if it is lost; let go of what it was offered."""
+        if self.lost is None and (problem := self._problem()):
+            self.lost = problem
+            self._let_go()
+        if self.lost is not None:
+            raise RunError(f"transport: {self.lost}; restart the run from its last checkpoint")
+
+    def drain(self) -> None:
+        """Wait until the peer has fetched all offers."""
+        self._in_flight.wait_until_empty()
+
+    def close(self, seconds: float) -> None:
+        """End all connections and threads; wait at most so long for the peer to hear a goodbye."""
+        self.control.close(seconds)
+        self.lost = self.lost or f"the link to {self.name} is closed"
+        self._let_go()
+        for channel in self._channels:
+            channel.close()
+
+    @property
+    def _channels(self) -> list[IncomingChannel | OutgoingChannel]:
+        with self._adopting:
+            return [*self._incoming, *self._outgoing.values()]
+
+    def _check_receiver(self) -> None:
+        self.check()
+        if self.control.finished and self._offered:
+            raise RunError(
+                f"transport: {self.name} has finished without fetching {len(self._offered)} "
+                "messages; is its schedule the same as here?"
+            )
+
+    def _acknowledged(self, message: int) -> None:
+        if (size := self._offered.pop(message, None)) is not None:
+            self.clock.acknowledged(message, size)
+            self._outbox.forget(message)
+            self._in_flight.acknowledge(size)
+
+    def _open_anew(self) -> None:
+        """Open the channels anew: the link was cut, and TCP would try again later and later."""
+        for channel in self._incoming:
+            channel.open_anew()
+
+    def _fail(self, reason: str) -> None:
+        self._failure = self._failure or f"lost a message from {self.name}: {reason}"
+
+    def _let_go(self) -> None:
+        for channel in self._channels:
+            channel.stop()
+        self._outbox.close()
+        self._inbox.close()
+
+    def _problem(self) -> str | None:
+        """Return why the peer is lost; None if it is not."""
+        if self._failure is not None:
+            return self._failure
+        control = self.control
+        if control.finished:
+            return None
+        if control.lost is not None:
+            return f"lost the connection to {self.name}: {control.lost}"
+        if (silent := control.silent_seconds) > self._route.silence_seconds:
+            why = "" if control.problem is None else f" ({control.problem})"
+            return f"{self.name} has been silent for {silent:.0f} seconds{why}"
+        return None

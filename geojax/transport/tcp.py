@@ -1,0 +1,79 @@
+"""TCP between sites: ports, and connections that survive an idle time and a short cut."""
+
+import contextlib
+import errno
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+_PORT_SECONDS = 5.0
+"""A port that is asked for may be that of an earlier run, which is about to end."""
+_PAUSE_SECONDS = 0.3
+_PROBE_SECONDS = 15
+"""Between two probes of a connection over which nothing goes."""
+# Longest time between two transmissions of a packet, and the option's number, of Linux 6.15 and
+# later. Without it the time doubles: a link that returns after 26 s is not used until 51 s.
+_TCP_RTO_MAX_MS, _RTO_MAX_MS = 44, 1000
+# Without that option a packet is sent again within twice the time for which its link was cut.
+_LONGEST_BACKOFF = 2
+
+
+def listen(address: tuple[str, int]) -> socket.socket:
+    """Listen at an address; port 0 is any.
+
+    Raises:
+        OSError: it is not an address of this host, or its port is taken.
+    """
+    family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+    deadline = time.monotonic() + _PORT_SECONDS
+    while True:
+        try:
+            return socket.create_server(address, family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+            time.sleep(_PAUSE_SECONDS)
+
+
+def serve(listener: socket.socket, act: Callable[[socket.socket], None]) -> None:
+    """Call `act` with each connection that `listener` accepts, in a thread, until it is closed."""
+
+    def accept() -> None:
+        while listener.fileno() >= 0:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # gone before it was accepted, no files left for now, or closed
+                time.sleep(0.05)
+                continue
+            threading.Thread(
+                target=act, args=(connection,), name="geojax handshake", daemon=True
+            ).start()
+
+    threading.Thread(target=accept, name="geojax port", daemon=True).start()
+
+
+def keep_alive(connection: socket.socket, seconds: float) -> None:
+    """Let calls on a connection block, and the connection survive cuts of up to `seconds`.
+
+    It is probed while it is idle: firewalls forget connections that have been idle for some
+    minutes, as those of a run are that compiles, and a host that has lost one says so only if it is
+    asked.
+    """
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SECONDS)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
+    # A packet that nobody acknowledges ends the connection only when a cut of `seconds` is over and
+    # the packet has been sent again since. The control connection ends the run before.
+    patience = int(1e3 * (_LONGEST_BACKOFF * seconds + _PROBE_SECONDS))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
+    with contextlib.suppress(OSError):  # an older kernel
+        connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MAX_MS)
+
+
+def shut(connection: socket.socket) -> None:
+    """Wake whoever reads from a connection or writes to it, and let them find its end."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
