@@ -19,6 +19,9 @@ HANG = 75
 INTERRUPTED = 130
 """Ctrl-C."""
 
+UNREAD = 141
+"""The reader of the output went away, which ends other tools by SIGPIPE."""
+
 STOPPED = (129, INTERRUPTED, 143)
 """Stopped on request, by SIGHUP, SIGINT or SIGTERM."""
 

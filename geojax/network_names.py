@@ -147,3 +147,12 @@ def address_of(host: str) -> str:
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return str(found[0][4][0])
+
+
+def is_loopback(host: str) -> bool:
+    """Return True if `host`, a name or an address, leads only to the machine that asks."""
+    try:
+        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)

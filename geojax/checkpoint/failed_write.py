@@ -1,6 +1,6 @@
 """Why a checkpoint could not be written, in one line."""
 
-from geojax.runtime.liveness.exit_messages import first_line
+from geojax.job.exit_messages import first_line
 
 _LONGEST = 120
 """Letters of a reason that names no files."""

@@ -10,6 +10,7 @@ import operator
 import os
 import pathlib
 import re
+import select
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,7 @@ import geojax
 from geojax.cli.escaping import escaped
 from geojax.cli.verbs import GROUPS, RENAMED, VERBS, arguments_class, imported, module_of
 from geojax.errors import RunError, UserError, is_disk_full
-from geojax.exit_codes import FAILURE, INTERRUPTED, USAGE
+from geojax.exit_codes import FAILURE, INTERRUPTED, UNREAD, USAGE
 from geojax.suggestions import did_you_mean
 
 _HELP = ("-h", "--help")
@@ -30,6 +31,14 @@ _LONGEST_LINE = 490
 def main() -> None:
     """Run the `geojax` command with this process's arguments, and exit."""
     code = run(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Python would report what it can no longer write, on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = code or UNREAD
+    except (OSError, ValueError):  # a full disk, or a closed stream
+        pass
     if code in (USAGE, FAILURE):
         _end_at_once(code)
     sys.exit(code)
@@ -66,6 +75,8 @@ def run(arguments: list[str]) -> int:
     except RunError as error:
         return _end([f"error: {error}"], FAILURE)
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and _is_unread():
+            return UNREAD
         is_full = is_disk_full(error)
         if not is_full and (error.errno not in _WRONG_PATHS or error.filename is None):
             return _unexpected()
@@ -75,6 +86,14 @@ def run(arguments: list[str]) -> int:
         return _end(["interrupted"], INTERRUPTED)
     except Exception:
         return _unexpected()
+
+
+def _is_unread() -> bool:
+    """Return True if the reader of the output has gone, as in `geojax --help | head -1`."""
+    output = select.poll()
+    with contextlib.suppress(OSError, ValueError):  # a stream without a descriptor
+        output.register(sys.stdout, 0)
+    return any(event & select.POLLERR for _, event in output.poll(0))
 
 
 def _run(arguments: list[str]) -> int:

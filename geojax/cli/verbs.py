@@ -46,7 +46,7 @@ VERBS = {
     "evaluate": Verb("evaluate", "EvaluateCommand"),
     "data prepare": Verb("data", "PrepareCommand"),
     "data show": Verb("data_show", "DataShowCommand", changes_settings=True),
-    "launch": Verb("launch", "LaunchCommand"),
+    "launch": Verb("launch", "LaunchCommand", uses_jax=False),
     "wan up": Verb("wan", "WanUpCommand"),
     "wan down": Verb("wan", "WanDownCommand"),
     "wan status": Verb("wan", "WanStatusCommand"),

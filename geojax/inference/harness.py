@@ -29,7 +29,7 @@ from geojax.inference.generation import generate
 from geojax.inference.likelihood import score
 from geojax.inference.loaded_model import LoadedModel
 from geojax.inference.sampling import Sampling
-from geojax.runtime.liveness.exit_messages import first_line
+from geojax.job.exit_messages import first_line
 
 _POSITION_MULTIPLE = 64
 """Sequences are padded to a multiple of this many positions, so that batches share a program."""

@@ -31,8 +31,7 @@ from geojax.job.cluster_env import FIRST_PORT, KEY_VARIABLE
 from geojax.job.island_env import ISLANDS_PORT, first_port_of, island_env
 from geojax.launch import reaper
 from geojax.launch.workers import Worker, new_key, worker_env
-from geojax.network_names import HostAndPort, HostPort, SiteName, SshHost
-from geojax.runtime.rendezvous.sockets import is_loopback
+from geojax.network_names import HostAndPort, HostPort, SiteName, SshHost, is_loopback
 from geojax.settings import Settings, load_settings
 
 _PASSED_ON = ("GEOJAX_", "JAX_", "XLA_", "NCCL_", "PYTHONPATH", "LD_LIBRARY_PATH")

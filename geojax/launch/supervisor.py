@@ -12,9 +12,9 @@ from types import FrameType
 from typing import IO, Any, Self
 
 from geojax.exit_codes import COMPLETE, UNHEALTHY
+from geojax.job.exit_messages import blamed_of_site, blamed_process, blames_another
 from geojax.launch.output import Output
 from geojax.launch.workers import Worker
-from geojax.runtime.liveness.exit_messages import blamed_of_site, blamed_process, blames_another
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # geojax's processes find out which of them ended, which takes up to 9 s (`runtime.liveness`), and

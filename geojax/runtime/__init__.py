@@ -7,10 +7,10 @@ runtime, the site of each process. `barrier` and `Watchdog` name the process tha
 
 from geojax.errors import MissingProcessesError
 from geojax.job.cluster_env import ProcessSettings
+from geojax.job.exit_messages import describe
 from geojax.runtime.barrier import barrier
 from geojax.runtime.compilation import enable_compilation_cache
 from geojax.runtime.devices import simulate_devices
-from geojax.runtime.liveness.exit_messages import describe
 from geojax.runtime.liveness.lost_contact import translate_collective_errors
 from geojax.runtime.liveness.peer_monitor import abort_job
 from geojax.runtime.liveness.watchdog import Watchdog, WatchdogSettings

@@ -9,9 +9,9 @@ import json
 import jax.errors
 
 from geojax.errors import MissingProcessesError
+from geojax.job.exit_messages import NAMED_PROCESSES, describe
 from geojax.runtime.jax_private import coordination_client, process_index_and_count
 from geojax.runtime.key_value_store import await_published, publish, published
-from geojax.runtime.liveness.exit_messages import NAMED_PROCESSES, describe
 from geojax.runtime.liveness.lost_contact import translate_collective_errors
 
 _calls: collections.Counter[str] = collections.Counter()

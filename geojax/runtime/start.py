@@ -10,6 +10,7 @@ import jax
 
 from geojax.errors import RunError, UserError
 from geojax.job.cluster_env import KEY_VARIABLE, ProcessSettings, complete
+from geojax.job.exit_messages import register_process_names
 from geojax.mesh import register_processes
 from geojax.network_names import HostPort
 from geojax.runtime.barrier import barrier
@@ -17,7 +18,6 @@ from geojax.runtime.device_memory import take_memory_fraction
 from geojax.runtime.devices import simulate_devices
 from geojax.runtime.jax_private import backend_runs, coordination_client
 from geojax.runtime.key_value_store import sign_with
-from geojax.runtime.liveness.exit_messages import register_process_names
 from geojax.runtime.liveness.peer_monitor import (
     reporting_service_errors,
     start_peer_monitor,

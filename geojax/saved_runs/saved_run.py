@@ -20,11 +20,11 @@ from geojax.data.templates.template_files import distinct_templates, missing_tem
 from geojax.errors import UserError
 from geojax.inference import LoadedModel
 from geojax.inference.loaded_model import refuse_mesh
+from geojax.job.exit_messages import first_line
 from geojax.models import AnyModel
 from geojax.models.own.settings import settings_class
 from geojax.paths import resolved_path
 from geojax.precision import policy
-from geojax.runtime.liveness.exit_messages import first_line
 from geojax.settings import validate
 
 SavedDtype = Literal["bfloat16", "float16", "float32", "float64"]

@@ -27,9 +27,9 @@ from geojax.checkpoint.reading.compatibility import (
 from geojax.checkpoint.reading.saved_state import Crossing, SavedState
 from geojax.checkpoint.site_group import SiteGroup
 from geojax.errors import UserError
+from geojax.job.exit_messages import first_line
 from geojax.named_arrays import is_expendable, leaves_by_name, leaves_of_parts
 from geojax.quantities import quantity
-from geojax.runtime.liveness.exit_messages import first_line
 
 _LONGEST_PROBLEM = 200
 """Letters of a part's problem, which goes to all processes beside the part's path."""

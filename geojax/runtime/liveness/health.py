@@ -10,9 +10,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from geojax.job.exit_messages import NAMED_PROCESSES, describe
 from geojax.runtime.jax_private import process_index_and_count
 from geojax.runtime.key_value_store import publish, read
-from geojax.runtime.liveness.exit_messages import NAMED_PROCESSES, describe
 from geojax.runtime.liveness.heartbeat import Heartbeat, read_heartbeats
 
 INTERVAL_SECONDS = 1.0

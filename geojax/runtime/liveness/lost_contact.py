@@ -9,7 +9,7 @@ import jax
 import jax.errors
 
 from geojax.errors import LostContactError
-from geojax.runtime.liveness.exit_messages import first_line, lost_contact
+from geojax.job.exit_messages import first_line, lost_contact
 from geojax.runtime.liveness.health import quiet_processes
 
 reporting_lost_contact = threading.Lock()

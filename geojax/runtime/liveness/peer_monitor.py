@@ -20,6 +20,12 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
+from geojax.job.exit_messages import (
+    describe,
+    ending_because,
+    first_line,
+    lost_contact,
+)
 from geojax.network_names import HostPort
 from geojax.runtime.jax_private import (
     calling_when_service_is_lost,
@@ -31,12 +37,6 @@ from geojax.runtime.liveness.abort_notice import (
     AbortNotice,
     publish_abort_notice,
     read_abort_notice,
-)
-from geojax.runtime.liveness.exit_messages import (
-    describe,
-    ending_because,
-    first_line,
-    lost_contact,
 )
 from geojax.runtime.liveness.heartbeat import INTERVAL_SECONDS, send_heartbeat
 from geojax.runtime.liveness.lost_contact import HAND_OVER_SECONDS, reporting_lost_contact

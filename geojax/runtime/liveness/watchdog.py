@@ -31,8 +31,8 @@ import jax
 import pydantic
 
 from geojax.exit_codes import FAILURE, HANG
+from geojax.job.exit_messages import describe
 from geojax.quantities import Seconds
-from geojax.runtime.liveness.exit_messages import describe
 from geojax.runtime.liveness.health import Health, await_health, read_health
 from geojax.runtime.liveness.heartbeat import report_progress
 from geojax.settings import Settings

@@ -5,6 +5,7 @@ import socket
 import time
 
 from geojax.errors import MissingProcessesError, RunError, UserError
+from geojax.network_names import is_loopback
 from geojax.runtime.rendezvous.messages import (
     LONGEST_GREETING,
     LONGEST_VERDICT,
@@ -17,7 +18,7 @@ from geojax.runtime.rendezvous.messages import (
     fresh_for,
 )
 from geojax.runtime.rendezvous.signatures import TO_CLIENT, TO_SERVER, is_signed, signed, verified
-from geojax.runtime.rendezvous.sockets import is_loopback, keep_alive
+from geojax.runtime.rendezvous.sockets import keep_alive
 
 # Waits between attempts grow, and are random, so that thousands do not dial at once.
 _FIRST_REDIAL_SECONDS, _LONGEST_REDIAL_SECONDS = 0.1, 1.5

@@ -14,8 +14,8 @@ import jaxlib
 import pydantic
 
 from geojax.errors import MissingProcessesError, UserError
+from geojax.job.exit_messages import NAMED_PROCESSES
 from geojax.network_names import SiteName
-from geojax.runtime.liveness.exit_messages import NAMED_PROCESSES
 from geojax.runtime.rendezvous.signatures import derived_key
 
 LONGEST_GREETING = 256

@@ -7,6 +7,7 @@ import socket
 import time
 
 from geojax.errors import RunError, UserError
+from geojax.network_names import is_loopback
 
 # The kernel cuts it to net.core.somaxconn; who finds the queue full tries again.
 _BACKLOG = 4096
@@ -65,15 +66,6 @@ def _resolve(host: str, port: int, deadline: float) -> list[tuple[socket.Address
                 f"{socket.gethostname()} ({error.strerror}): give one that all hosts know"
             ) from None
         return list(dict.fromkeys((entry[0], entry[4]) for entry in found))
-
-
-def is_loopback(host: str) -> bool:
-    """Return True if `host`, a name or an address, leads only to the machine that asks."""
-    try:
-        found = {str(entry[4][0]) for entry in socket.getaddrinfo(host, None)}
-    except OSError:
-        return False
-    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
 def is_name_of_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from support.processes import PATIENCE_SECONDS
 
 import geojax
 from geojax.cli.main import run
-from geojax.exit_codes import FAILURE, USAGE
+from geojax.exit_codes import FAILURE, UNREAD, USAGE
 
 
 def refused(capsys, *arguments):
@@ -236,3 +236,18 @@ def test_a_full_disk_is_no_mistake_of_the_user(capsys, monkeypatch, tmp_path, co
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert "No space left on device" in line
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["config", "schema"]])
+def test_a_reader_that_goes_away_ends_the_command_quietly(arguments):
+    script = f"import sys; sys.path[:] = {sys.path!r}; from geojax.cli.main import main; main()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        timeout=PATIENCE_SECONDS,
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (UNREAD, b"")

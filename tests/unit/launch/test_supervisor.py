@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support.processes import PATIENCE_SECONDS, is_running, wait_until
 
+from geojax.job.exit_messages import ending_because, lost_contact
 from geojax.launch import Output, local_workers, supervise
 from geojax.launch.workers import Worker
-from geojax.runtime.liveness.exit_messages import ending_because, lost_contact
 
 # Lets a program wait for another: a file appears.
 PRELUDE = """

@@ -1,14 +1,14 @@
 import jax
 import pytest
 
-from geojax.runtime import translate_collective_errors
-from geojax.runtime.liveness.exit_messages import (
+from geojax.job.exit_messages import (
     blamed_of_site,
     blamed_process,
     blames_another,
     describe,
     lost_contact,
 )
+from geojax.runtime import translate_collective_errors
 
 
 def test_what_is_said_of_a_lost_process_is_understood():
