@@ -322,6 +322,10 @@ def _late(main: DirectoryRecord) -> list[RenderableType]:
     pace = main.seconds.median or 0.0
     text = f"process {late.process}, {duration(late.seconds)} behind in {late.steps} of "
     text += f"{late.of} steps"
+    for event in reversed(main.events):  # which has its name, and how often
+        if event.kind == "late":
+            text = escaped(event.text)
+            break
     return [_labelled("slowest", Text(text, style="yellow" if late.seconds > 0.05 * pace else ""))]
 
 

@@ -19,6 +19,7 @@ EventKind = Literal[
     "spike",
     "skipped",
     "replan",
+    "late",
     "stop",
     "end",
 ]

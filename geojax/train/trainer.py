@@ -54,6 +54,7 @@ from geojax.train.facts import run_facts
 from geojax.train.goodput import START, GoodputLedger, Kind, process_began
 from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
 from geojax.train.joined_sites import joined_sites, refuse_other_weights, saves_of_sites
+from geojax.train.local_product import agreed_count, local_product
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress, draw_loss_curve
 from geojax.train.resume import (
@@ -432,6 +433,7 @@ class Trainer:
             replanning=self._replanning(comparison),
             ledger=ledger,
             events=events,
+            product=self._product(),
         )
         before = time.monotonic()
         with _ending(ledger, events, loop):
@@ -508,6 +510,13 @@ class Trainer:
             self._site,
         )
         return writer
+
+    def _product(self) -> Callable[[Any], Any] | None:
+        """Agree on the timed product; None: no process waits for others in one program."""
+        if self._island is not None or jax.process_count() == 1:
+            return None
+        seconds = self.config.watchdog.first_step_seconds
+        return local_product(lambda count: agreed_count(count, seconds), jax.process_index())
 
     def _sampled(self) -> tuple[tuple[str, ...], str | None]:
         """Write the samples that the config asks for; all processes gather the weights."""

@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import dataclasses
+import functools
 import math
 import queue
 import threading
@@ -32,6 +33,7 @@ from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress
 from geojax.train.runtime import Runtime, State
+from geojax.train.slowest import SlowestWatch
 from geojax.train.spikes import SpikeDetector
 from geojax.train.step_profiler import StepProfiler
 from geojax.train.step_seconds import HostTimes, StepSeconds, split_seconds
@@ -65,7 +67,7 @@ class StepEnds:
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._note, name="geojax step ends", daemon=True)
 
-    def of(self, metrics: Mapping[str, Any]) -> Future[float]:
+    def of(self, metrics: Any) -> Future[float]:
         """Return the time, on the monotonic clock, at which the metrics of a step are there."""
         end: Future[float] = Future()
         self._steps.put((metrics, end))
@@ -91,7 +93,7 @@ class StepEnds:
             end.set_result(time.monotonic())
 
 
-def _all_there(metrics: Mapping[str, Any]) -> bool:
+def _all_there(metrics: Any) -> bool:
     """Return True if all arrays are computed or have failed: a reader of these gets the error."""
     arrays: list[Any] = [leaf for leaf in jax.tree.leaves(metrics) if isinstance(leaf, jax.Array)]
     return all(array.is_ready() for array in arrays)
@@ -148,6 +150,8 @@ class TrainingLoop(Generic[State]):
     """The ledger of seconds, on the process that writes the run's files."""
     events: EventLog | None = None
     """The log of events, on the same process."""
+    product: Callable[[Any], Any] | None = None
+    """The timed product of one program of several processes; None: there is none."""
 
     def __post_init__(self) -> None:
         self.validation: dict[str, list[tuple[int, float]]] = {}
@@ -161,6 +165,12 @@ class TrainingLoop(Generic[State]):
         self._clock = time.monotonic()
         self._tokens_per_second: list[float] = []
         self._apart: dict[str, float] = {}
+        self._slowest = None
+        if self.product is not None:
+            process = jax.process_index()
+            self._slowest = SlowestWatch(
+                process, functools.partial(self._tell, "late"), self.product
+            )
         self._spikes = {name: SpikeDetector() for name in ("loss", "gradient_norm")}
 
     @property
@@ -188,7 +198,8 @@ class TrainingLoop(Generic[State]):
                 checkpoint could be saved for too long.
             LostContactError: another process of the run went away.
         """
-        with translate_collective_errors(), self._ends, self.profiler:
+        slowest = self._slowest or contextlib.nullcontext()
+        with translate_collective_errors(), self._ends, self.profiler, slowest:
             return self._train(state, start, consumed_sequences)
 
     def _train(self, state: State, start: int, consumed_sequences: int) -> State:
@@ -218,6 +229,11 @@ class TrainingLoop(Generic[State]):
             self.consumed += self.runtime.sequences
             links, ended = self.runtime.link_traffic(), self._ends.of(metrics)
             self._pending.append(_PendingStep(done, self.consumed, metrics, links, ended, host))
+            if self._slowest is not None:
+                since = max(self._clock, host.held_until)
+                self._slowest.dispatched(
+                    done, host.dispatched - since, metrics, ended, self._ends.of
+                )
             self.profiler.end_step(done, ended)
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
@@ -253,6 +269,8 @@ class TrainingLoop(Generic[State]):
         waiting = sum(sum(link.wait_seconds.values()) for link in links.values()) if links else None
         seconds = split_seconds(self._clock, host, ended, waiting)
         self._clock = ended
+        if self._slowest is not None:
+            self._slowest.ended(step, seconds.total)
         self._record(step, consumed, metrics, links, seconds)
         self.stopped_early |= metrics["stop"] > 0
         self._save_asked |= metrics["save"] > 0
@@ -312,6 +330,8 @@ class TrainingLoop(Generic[State]):
         values |= {name: metrics[name] for name in OF_SOME_RUNS if name in metrics}
         values |= peak_memory()
         figures = {"loss": f"{metrics['loss']:.4f}", "": quantity(tokens_per_second, "tokens/s")}
+        if self._slowest is not None and (slow := self._slowest.latest) is not None:
+            values |= {"slowest/process": slow.process, "slowest/seconds": slow.excess}
         if utilization is not None:
             values["mfu"] = utilization
             figures["MFU"] = f"{utilization:.1%}"
@@ -327,7 +347,7 @@ class TrainingLoop(Generic[State]):
             scale = metrics.get("loss_scale")
             at = "" if scale is None else f" at a loss scale of 2^{math.log2(scale):.0f}"
             self._tell(
-                step, "skipped", f"the loss or the gradient is not finite{at}; the step is skipped"
+                "skipped", step, f"the loss or the gradient is not finite{at}; the step is skipped"
             )
         self._note_spikes(step, consumed, metrics)
         if self.writer is not None:
@@ -349,8 +369,8 @@ class TrainingLoop(Generic[State]):
             if median is not None:
                 words = name.replace("_", " ")
                 self._tell(
-                    step,
                     "spike",
+                    step,
                     f"{words} {metrics[name]:.4g} after a median of {median:.4g}; this process "
                     f"read {self._data_before(consumed)}",
                 )
@@ -368,7 +388,7 @@ class TrainingLoop(Generic[State]):
             f" and {more} more" if more else ""
         )
 
-    def _tell(self, step: int, kind: EventKind, text: str) -> None:
+    def _tell(self, kind: EventKind, step: int, text: str) -> None:
         """Show an event and note it."""
         self.log(f"step {step}: {text}")
         if self.events is not None:
@@ -405,7 +425,7 @@ class TrainingLoop(Generic[State]):
             self.validation.setdefault(name, []).append((step, value))
             if self.writer is not None:
                 self.writer.write(step, {f"validation/{name}": value})
-            self._tell(step, "validation", f"validation loss {value:.4f} on '{name}'")
+            self._tell("validation", step, f"validation loss {value:.4f} on '{name}'")
 
     def _take_batches_of(self, sequences: int, step: int) -> None:
         """Go on with batches of another size after a step; none is under way."""
