@@ -42,6 +42,11 @@ class RunDirectory:
         self.samples = self.path / "sample.txt"
         self._lock = FolderLock(self.path / "lock")
 
+    def metrics_of(self, process: int) -> Path:
+        """Return the file of a process's metrics, by its index in the run."""
+        name = f"{self.metrics.stem}.process-{process}{self.metrics.suffix}"
+        return self.metrics.with_name(name) if process else self.metrics
+
     @staticmethod
     def step_file(path: Path) -> Path:
         """Return the file of the resolved step in a run directory, which need not be there."""

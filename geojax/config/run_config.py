@@ -10,6 +10,7 @@ from geojax.config.adapt_settings import AdaptSettings
 from geojax.config.foreign_names import FOREIGN_NAMES
 from geojax.config.fp8_settings import Fp8Settings, check_fp8
 from geojax.config.layout import Layout, check_layout
+from geojax.config.metrics_settings import MetricsSettings
 from geojax.config.profile_settings import ProfileSettings
 from geojax.config.vocabulary import with_vocabulary
 from geojax.config.written_config import WrittenConfig, written_config
@@ -140,6 +141,9 @@ class RunConfig(Layout):
     """Receivers of the metrics: jsonl, tensorboard, wandb, mlflow, otlp, a mapping with `name` and
     settings, or `module:Class` of yours. Default: [jsonl, tensorboard]. `metrics.jsonl` is always
     written: the loss curve and a resumed run need it."""
+
+    metrics: MetricsSettings = MetricsSettings()
+    """Processes that write their metrics."""
 
     adapt: AdaptSettings = AdaptSettings()
     """Comparison of measured steps with the plan, and the reaction to a difference."""

@@ -29,6 +29,7 @@ class MetricsWriter:
         step: int,
         files: BackgroundWriter,
         *,
+        process: int = 0,
         tensorboard: bool = True,
         trackers: RunTrackers | None = None,
     ):
@@ -38,6 +39,7 @@ class MetricsWriter:
             directory: the run's.
             step: the last step that was restored; 0 for a new run.
             files: writes them.
+            process: index of the process whose metrics they are.
             tensorboard: write the TensorBoard log.
             trackers: get the same numbers; None: there are none.
 
@@ -45,9 +47,10 @@ class MetricsWriter:
             UserError: the files of an earlier run are no metrics, or cannot be written. (A full
                 disk is a warning.)
         """
-        kept = [line for line in read_metrics(directory.metrics) if step and line["step"] <= step]
+        self._path = directory.metrics_of(process)
+        kept = [line for line in read_metrics(self._path) if step and line["step"] <= step]
         self._directory, self._files, self._trackers = directory, files, trackers
-        self._lines = _Opened(functools.partial(_kept_lines, directory.metrics, kept))
+        self._lines = _Opened(functools.partial(_kept_lines, self._path, kept))
         purged_from = step + 1 if step else None
         self._events = None
         if tensorboard:
@@ -61,14 +64,14 @@ class MetricsWriter:
         except OSError as error:
             if not is_disk_full(error):
                 raise UserError(
-                    f"{directory.metrics}: metrics cannot be written ({error.strerror}); a run "
+                    f"{self._path}: metrics cannot be written ({error.strerror}); a run "
                     "needs a directory in which it may write"
                 ) from None
 
     def open_again(self, config: Mapping[str, Any]) -> None:
         """Begin new files, with the run's `config`, where its directory has been made again."""
         directory = self._directory
-        self._lines = _Opened(functools.partial(_kept_lines, directory.metrics, ()))
+        self._lines = _Opened(functools.partial(_kept_lines, self._path, ()))
         if self._events is not None:
             self._events = _Opened(functools.partial(_point_file, directory.tensorboard, None))
         if self._trackers is not None:
@@ -84,7 +87,7 @@ class MetricsWriter:
         line = {"step": step, **{name: finite.get(name) for name in values}}
         text = (json.dumps(line) + "\n").encode()
         lines, events = self._lines, self._events
-        self._files.put(self._directory.metrics.name, lambda: lines.append(text))
+        self._files.put(self._path.name, lambda: lines.append(text))
         if events is not None:
             self._files.put(
                 self._directory.tensorboard.name,

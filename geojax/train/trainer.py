@@ -491,10 +491,15 @@ class Trainer:
         return ledger
 
     def _writer(self) -> MetricsWriter | None:
-        """Open the metrics and start the trackers, on the first process."""
+        """Open this process's metrics if it writes any, and start the trackers on the first one."""
+        config, process = self.config, jax.process_index()
         if self.trackers is None:
-            return None
-        config = self.config
+            if config.metrics.processes == "first" and not leads_site(self.mesh):
+                return None
+            step = self.step_number
+            return MetricsWriter(
+                self.directory, step, self.files, process=process, tensorboard=False
+            )
         writer = MetricsWriter(
             self.directory,
             self.step_number,
@@ -587,7 +592,7 @@ class Trainer:
     def _comparison(self, writer: MetricsWriter | None) -> PlanComparison | None:
         """Compare the steps with their plan; None: there is none, or another process does."""
         plan = None
-        if writer is not None:
+        if self._first:
             step = self.resolved.of_batch(self.runtime.sequences)
             plan = plan_of_step(step, self.topology, self._site)
         if plan is None or writer is None:

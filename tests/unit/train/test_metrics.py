@@ -106,3 +106,14 @@ def test_a_folder_in_which_nobody_may_write_is_refused(tmp_path, monkeypatch):
     failing(monkeypatch, errno.EACCES)
     with pytest.raises(UserError, match=r"metrics cannot be written \(Permission denied\)"):
         MetricsWriter(RunDirectory(tmp_path), 0, BackgroundWriter(tmp_path, print))
+
+
+def test_each_process_may_have_a_file_of_its_own(tmp_path):
+    directory = RunDirectory(tmp_path)
+    with BackgroundWriter(tmp_path, print) as files:
+        for process in (0, 3):
+            MetricsWriter(directory, 0, files, process=process, tensorboard=False).write(
+                1, {"loss": process}
+            )
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 0}]
+    assert read_metrics(tmp_path / "metrics.process-3.jsonl") == [{"step": 1, "loss": 3}]
