@@ -56,7 +56,7 @@ class Reduce(NamedTuple):
     """The share of the batch whose sum it is. In role stage all sites work on the same one."""
 
 
-class Part(NamedTuple):
+class SumPart(NamedTuple):
     """The sum of one share of the batch, or in role stage of one site's layers."""
 
     share: int
@@ -68,7 +68,7 @@ class Add(NamedTuple):
     """Wait for the other sites' parts of a bucket and add all, in the order of parts."""
 
     bucket: Bucket
-    parts: tuple[Part, ...]
+    parts: tuple[SumPart, ...]
 
 
 class Apply(NamedTuple):
@@ -148,7 +148,7 @@ def data_actions(schedule: Schedule, site: int, shares: Shares) -> tuple[SiteAct
                     offset = number * schedule.microbatches
                     actions.append(action._replace(microbatch=offset + action.microbatch))
         actions.append(Reduce("scalars", others, share))
-    parts = tuple(Part(share, other) for other in others for share in shares[other])
+    parts = tuple(SumPart(share, other) for other in others for share in shares[other])
     reduces = [action for action in actions if isinstance(action, Reduce)]
     adds = [Add(each.bucket, parts) for each in reduces if each.share == shares[site][0]]
     return (*actions, *adds, Apply())
@@ -194,9 +194,9 @@ def _scalar_actions(stages: int, stage: int, stages_per_site: int) -> list[SiteA
     ]
 
 
-def _parts_of(sites: Iterable[int]) -> tuple[Part, ...]:
+def _parts_of(sites: Iterable[int]) -> tuple[SumPart, ...]:
     """Return the parts of stages that work on the same batch."""
-    return tuple(Part(0, site) for site in sites)
+    return tuple(SumPart(0, site) for site in sites)
 
 
 def forward_actions(placement: Placement, microbatches: int, site: int) -> tuple[SiteAction, ...]:

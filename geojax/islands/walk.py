@@ -24,11 +24,11 @@ from geojax.islands.actions import (
     Apply,
     Bucket,
     Message,
-    Part,
     Receive,
     Reduce,
     Send,
     SiteAction,
+    SumPart,
     received,
     sent,
 )
@@ -287,7 +287,7 @@ class _Step(_Pass):
         self._table_of_head: Any = {}
         self._reduced: dict[tuple[int, int], Reduced] = {}
         """A chunk's sums over the site, by share and chunk."""
-        self._offered: dict[tuple[Bucket, Part], Any] = {}
+        self._offered: dict[tuple[Bucket, SumPart], Any] = {}
         self._totals: dict[int, Any] = {}
         self._scalars: StepScalars
         self._applied: tuple[Any, Any]
@@ -331,7 +331,7 @@ class _Step(_Pass):
             case Send():
                 self._send(action)
             case Reduce(bucket, _, share):
-                part = Part(share, self._transport.site)
+                part = SumPart(share, self._transport.site)
                 self._newest = self._offered[bucket, part] = self._reduce(bucket, share)
                 self._offer(action, self._newest)
             case Add():

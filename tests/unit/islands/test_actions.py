@@ -7,8 +7,8 @@ from support.drawn_schedules import drawn_schedule
 
 from geojax.islands.actions import (
     Add,
-    Part,
     Reduce,
+    SumPart,
     breadth_first,
     data_actions,
     own_shares,
@@ -55,11 +55,11 @@ def test_a_site_computes_the_shares_of_those_that_are_lost_one_after_the_other()
         "Add(1) Add(0) Add(scalars) Apply"
     )
     assert [each.share for each in actions if isinstance(each, Reduce)] == [1, 1, 1, 2, 2, 2]
-    assert {each.parts for each in actions if isinstance(each, Add)} == {(Part(0, 0),)}
+    assert {each.parts for each in actions if isinstance(each, Add)} == {(SumPart(0, 0),)}
     (of_other, *_) = (
         each for each in data_actions(schedule, 0, [(0,), (1, 2), ()]) if isinstance(each, Add)
     )
-    assert of_other.parts == (Part(1, 1), Part(2, 1))
+    assert of_other.parts == (SumPart(1, 1), SumPart(2, 1))
     assert data_actions(schedule, 2, [(0,), (1, 2), ()]) == ()
 
 
