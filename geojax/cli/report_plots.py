@@ -57,6 +57,7 @@ USE_COLORS = {
 _PART_COLORS = {
     "device": BLUE,
     "dispatch": PURPLE,
+    "waiting": VERMILION,
     "data": ORANGE,
     "save": SKY,
     "validation": GREEN,

@@ -39,6 +39,7 @@ _PART_STYLES = {
     "device": "blue",
     "data": "dark_orange",
     "dispatch": "magenta",
+    "waiting": "red",
     "validation": "green",
     "save": "cyan",
 }

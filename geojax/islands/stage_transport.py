@@ -17,7 +17,7 @@ from typing import NamedTuple
 import jax
 
 from geojax.transport import Fetch, MeasuredLink, MessageKey, Transport, loopback
-from geojax.transport.protocol import PeerCounters
+from geojax.transport.protocol import PeerCounters, SocketFigures, ToldFigures
 
 
 def between_sites(transport: Transport, sites: int) -> Transport:
@@ -113,6 +113,25 @@ class RoutedTransport:
             end: measured[number]
             for end, (transport, number) in self._routes.items()
             if transport is self._own and number in measured
+        }
+
+    def tell(self, receiver: int, figures: bytes) -> None:
+        """Tell the process of another end figures."""
+        transport, number = self._routes[receiver]
+        transport.tell(number, figures)
+
+    def told(self, sender: int) -> ToldFigures | None:
+        """Return the newest figures that the process of another end has told."""
+        transport, number = self._routes[sender]
+        return transport.told(number)
+
+    def socket_figures(self) -> Mapping[int, SocketFigures]:
+        """Return how the kernel sees the links to the processes of other ends."""
+        figures = self._own.socket_figures()
+        return {
+            end: figures[number]
+            for end, (transport, number) in self._routes.items()
+            if transport is self._own and number in figures
         }
 
     def drain(self) -> None:

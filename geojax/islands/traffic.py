@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from geojax.islands.actions import SiteAction, received, sent
+from geojax.transport import SocketFigures
 
 OFFER = "offer"
 """The cause of a wait for the byte limit; the others are the kinds of `Message`."""
@@ -25,9 +26,11 @@ class LinkTraffic:
     Of the messages that an action waits for, the first takes the time that all need. A wait for the
     byte limit counts whole if the devices were idle at its end.
     """
+    sockets: SocketFigures | None = None
+    """The newest figures of the kernel; None: it has none."""
 
     def __add__(self, other: "LinkTraffic") -> "LinkTraffic":
-        """Add bytes and waits; of the messages in flight the most of both count."""
+        """Add bytes and waits; of messages in flight the most counts, of sockets the newer."""
         waits = dict(self.wait_seconds)
         for cause, seconds in other.wait_seconds.items():
             waits[cause] = waits.get(cause, 0.0) + seconds
@@ -36,6 +39,7 @@ class LinkTraffic:
             self.received_bytes + other.received_bytes,
             max(self.messages_in_flight, other.messages_in_flight),
             waits,
+            other.sockets,
         )
 
     @classmethod

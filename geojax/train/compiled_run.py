@@ -32,7 +32,7 @@ from geojax.topology import Topology
 from geojax.train.links.agreement import LinksOfOneProgram
 from geojax.train.runtime import Batch
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
-from geojax.transport import MeasuredLink
+from geojax.transport import MeasuredLink, ToldFigures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,6 +124,10 @@ class CompiledRun:
 
     def link_traffic(self) -> Mapping[str, LinkTraffic]:
         """Return nothing: the program moves the messages itself."""
+        return {}
+
+    def exchange_figures(self, figures: bytes) -> Mapping[str, ToldFigures]:
+        """Tell nobody: all sites have the same program."""
         return {}
 
     def measured_links(self) -> Mapping[str, MeasuredLink]:

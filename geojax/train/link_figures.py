@@ -10,6 +10,12 @@ from geojax.quantities import quantity
 def link_metrics(site: str, traffic: LinkTraffic, seconds: float) -> dict[str, float]:
     """Return the metrics of a step of `seconds` on the link to a site; rates are over all of it."""
     waits = traffic.wait_seconds
+    sockets = {}
+    if traffic.sockets is not None:
+        sockets = {
+            f"link/{site}/tcp_round_trip_seconds": traffic.sockets.round_trip_seconds,
+            f"link/{site}/retransmits": traffic.sockets.retransmits,
+        }
     return {
         f"link/{site}/sent_bytes": traffic.sent_bytes,
         f"link/{site}/received_bytes": traffic.received_bytes,
@@ -18,6 +24,7 @@ def link_metrics(site: str, traffic: LinkTraffic, seconds: float) -> dict[str, f
         f"link/{site}/messages_in_flight": traffic.messages_in_flight,
         f"link/{site}/wait_seconds": sum(waits.values()),
         **{f"link/{site}/wait_seconds_{cause}": waited for cause, waited in waits.items()},
+        **sockets,
     }
 
 

@@ -13,7 +13,7 @@ from geojax.step.resolved import Step
 from geojax.step.state import TrainState
 from geojax.topology import Topology
 from geojax.train.links.agreement import LinkAgreement
-from geojax.transport import MeasuredLink
+from geojax.transport import MeasuredLink, ToldFigures
 
 State = TypeVar("State")
 
@@ -121,6 +121,13 @@ class Runtime(Protocol[State]):
         """Return what was measured of the link to each other site since the last call, by name.
 
         In one program over all sites the first process knows the round trips of the heartbeats.
+        """
+        ...
+
+    def exchange_figures(self, figures: bytes) -> Mapping[str, ToldFigures]:
+        """Tell the other sites figures; return the newest that each of them has told, by name.
+
+        Nothing is told in one program over all sites.
         """
         ...
 

@@ -33,6 +33,7 @@ from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress
 from geojax.train.runtime import Runtime, State
+from geojax.train.site_figures import site_metrics, told_figures
 from geojax.train.slowest import SlowestWatch
 from geojax.train.spikes import SpikeDetector
 from geojax.train.step_profiler import StepProfiler
@@ -341,6 +342,8 @@ class TrainingLoop(Generic[State]):
             figures[site] = link_figure(traffic, seconds)
             if len(self._tokens_per_second) > 1:  # the first step may still be warming up
                 self.links[site].add(traffic, seconds)
+        if jax.process_index() == 0 and links:
+            values |= site_metrics(self.runtime.exchange_figures(told_figures(step, values, links)))
         if facts.cross_site_bytes is not None and not links:
             figures["cross-site"] = quantity(facts.cross_site_bytes, "B/step")
         if metrics["skipped_in_a_row"]:

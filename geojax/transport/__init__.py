@@ -8,7 +8,14 @@ from geojax.transport.carrier import CarrierTransport
 from geojax.transport.connect import Membership, connect, meet
 from geojax.transport.link_clock import MeasuredLink
 from geojax.transport.loopback import loopback
-from geojax.transport.protocol import Fetch, MessageKey, PeerCounters, Transport
+from geojax.transport.protocol import (
+    Fetch,
+    MessageKey,
+    PeerCounters,
+    SocketFigures,
+    ToldFigures,
+    Transport,
+)
 from geojax.transport.streams import Streams, streams_for
 
 __all__ = [
@@ -18,7 +25,9 @@ __all__ = [
     "Membership",
     "MessageKey",
     "PeerCounters",
+    "SocketFigures",
     "Streams",
+    "ToldFigures",
     "Transport",
     "connect",
     "loopback",

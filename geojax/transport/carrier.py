@@ -33,7 +33,7 @@ from geojax.transport.link_clock import MeasuredLink
 from geojax.transport.message_id import Direction
 from geojax.transport.peer_link import PeerLink
 from geojax.transport.peer_listener import PeerListener
-from geojax.transport.protocol import MessageKey, PeerCounters
+from geojax.transport.protocol import MessageKey, PeerCounters, SocketFigures, ToldFigures
 from geojax.transport.shards import joined, local_shapes, local_shards
 from geojax.transport.streams import Streams
 
@@ -161,6 +161,19 @@ class CarrierTransport:
     def measured(self) -> Mapping[int, MeasuredLink]:
         """Return what was measured of the link to each other site since the last call."""
         return {site: link.clock.take() for site, link in self.links.items()}
+
+    def tell(self, receiver: int, figures: bytes) -> None:
+        """Tell another site figures, soon or never."""
+        self.links[receiver].control.tell(figures)
+
+    def told(self, sender: int) -> ToldFigures | None:
+        """Return the newest figures that another site has told."""
+        return self.links[sender].told
+
+    def socket_figures(self) -> Mapping[int, SocketFigures]:
+        """Return how the kernel sees the link to each other site."""
+        figures = {site: link.socket_figures for site, link in self.links.items()}
+        return {site: own for site, own in figures.items() if own is not None}
 
     def drain(self) -> None:
         """Wait until the peers have fetched all offers."""

@@ -4,6 +4,9 @@ Each side opens a connection, over which it sends frames of eight bytes: heartbe
 messages that it asks for (even) and has fetched (the same, odd), and the end. The other side
 answers each heartbeat with the number of other frames that have come so far, in eight bytes too.
 
+Figures of a step go between the frames, and are not counted: what a cut takes is not sent again,
+and newer ones replace those that nobody has sent yet.
+
 A side whose heartbeats are not answered for three seconds, or whose connection ends, opens it anew
 until it succeeds: TCP itself sends later and later after a cut. What the other side has not counted
 is sent again, so that no frame is lost or taken twice.
@@ -30,8 +33,13 @@ from geojax.transport.handshake import (
 )
 from geojax.transport.message_id import FIRST_ID
 
+MOST_FIGURES_BYTES = 1024
+"""Size of the largest figures that one side tells the other."""
+
 _FRAME = struct.Struct("!Q")
 _HEARTBEAT, _FINISHED, _FAILED = 0, 1, 2
+_FIGURES = 3
+"""Frame before the number of bytes of figures, and these in whole frames."""
 _HEARTBEAT_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0
 """Time without an answer after which the connection is opened anew, and that of an attempt."""
@@ -53,6 +61,8 @@ class ControlConnection:
         """Called with the identifier of each message that the peer has fetched."""
         self.echoed: Callable[[float], None] = lambda seconds: None
         """Called with the seconds from each heartbeat to the peer's answer."""
+        self.told: Callable[[bytes], None] = lambda figures: None
+        """Called with the figures that the peer tells."""
         self.reopened: Callable[[], None] = lambda: None
         """Called when this side has opened a connection anew, after a cut or a reset."""
         self.finished = False
@@ -70,6 +80,8 @@ class ControlConnection:
         """Frames that the peer has not counted."""
         self._counted = 0
         """Frames that it has."""
+        self._figures: bytes | None = None
+        """Figures that were not sent yet."""
         self._changed = threading.Condition()
         self._hurry, self._speaking, self._closed = False, True, threading.Event()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
@@ -77,6 +89,7 @@ class ControlConnection:
         """Number of the peer's connection, and of the frames that have come from it."""
         self._adopting = threading.Lock()
         self._incoming: socket.socket | None = None
+        self._outgoing: socket.socket | None = None
         self._listener: threading.Thread | None = None
         self._speaker = threading.Thread(target=self._speak, name="geojax control", daemon=True)
         self._speaker.start()
@@ -97,6 +110,19 @@ class ControlConnection:
     def acknowledge(self, message: int) -> None:
         """Tell the peer that a message has been fetched."""
         self._say(message | 1)
+
+    def tell(self, figures: bytes) -> None:
+        """Tell the peer figures, soon or never: `MOST_FIGURES_BYTES` at most."""
+        assert len(figures) <= MOST_FIGURES_BYTES, "figures of a step are few"
+        with self._changed:
+            if not self._closed.is_set():
+                self._figures = figures
+                os.eventfd_write(self._wake, 1)
+
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """The connection to the peer, if there is one."""
+        return [] if self._outgoing is None else [self._outgoing]
 
     def adopt(self, connection: socket.socket, hello: ChannelHello) -> None:
         """Listen to the peer over the connection that it has opened, instead of earlier ones.
@@ -174,10 +200,12 @@ class ControlConnection:
                     self.reopened()
                 self.reached.set()
                 with connection:
+                    self._outgoing = connection
                     try:
                         self.problem = self._converse(connection, counted)
                     except OSError as error:
                         self.problem = _in_words(error)
+                    self._outgoing = None
         with self._changed:
             self._speaking = False
             self._changed.notify_all()
@@ -196,13 +224,14 @@ class ControlConnection:
             with self._changed:
                 frames = list(itertools.islice(self._frames, sent - self._counted, None))
                 hurry, self._hurry = self._hurry, False
+                figures, self._figures = self._figures, None
             sent += len(frames)
             if hurry or now >= due:
                 frames.append(_HEARTBEAT)
                 heartbeats.append(now)
                 due = now + _HEARTBEAT_SECONDS
-            if frames:
-                connection.sendall(b"".join(map(_FRAME.pack, frames)))
+            if frames or figures is not None:
+                connection.sendall(b"".join(map(_FRAME.pack, frames)) + _in_frames(figures))
             patience = heartbeats[0] + _ANSWER_SECONDS - now if heartbeats else due - now
             events = dict(poll.poll(1e3 * max(0.0, min(due - now, patience))))
             if self._wake in events:
@@ -231,12 +260,14 @@ class ControlConnection:
 
     def _listen(self, connection: socket.socket) -> None:
         unread = b""
-        with contextlib.suppress(OSError):  # the peer opens another
+        with contextlib.suppress(OSError, Refused):  # the peer opens another
             while piece := connection.recv(1 << 16):
                 self.hear()
-                frames, unread = _frames(unread + piece)
+                frames, unread = _frames_and_figures(unread + piece)
                 for frame in frames:
-                    if frame == _HEARTBEAT:
+                    if isinstance(frame, bytes):
+                        self.told(frame)
+                    elif frame == _HEARTBEAT:
                         connection.sendall(_FRAME.pack(self._received))
                     else:
                         self._received += 1
@@ -263,6 +294,42 @@ def _frames(unread: bytes) -> tuple[list[int], bytes]:
     """Split what has come into frames and a rest."""
     whole = len(unread) // _FRAME.size * _FRAME.size
     return [frame for (frame,) in _FRAME.iter_unpack(unread[:whole])], unread[whole:]
+
+
+def _in_frames(figures: bytes | None) -> bytes:
+    """Return figures as they are sent; nothing where there are none."""
+    if figures is None:
+        return b""
+    padding = bytes(-len(figures) % _FRAME.size)
+    return _FRAME.pack(_FIGURES) + _FRAME.pack(len(figures)) + figures + padding
+
+
+def _frames_and_figures(unread: bytes) -> tuple[list[int | bytes], bytes]:
+    """Split what has come into frames, figures as bytes, and a rest.
+
+    Raises:
+        Refused: figures are too large.
+    """
+    found: list[int | bytes] = []
+    at, size = 0, _FRAME.size
+    while at + size <= len(unread):
+        (frame,) = _FRAME.unpack_from(unread, at)
+        at += size
+        if frame != _FIGURES:
+            found.append(frame)
+            continue
+        if at + size > len(unread):
+            return found, unread[at - size :]
+        (count,) = _FRAME.unpack_from(unread, at)
+        if count > MOST_FIGURES_BYTES:
+            raise Refused("its figures are too large")
+        begin = at + size
+        end = begin + count + -count % size
+        if end > len(unread):
+            return found, unread[at - size :]
+        found.append(unread[begin : begin + count])
+        at = end
+    return found, unread[at:]
 
 
 def _in_words(error: Exception) -> str:

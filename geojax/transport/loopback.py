@@ -13,7 +13,13 @@ from geojax.errors import RunError
 from geojax.transport.in_flight import InFlight
 from geojax.transport.link_clock import MeasuredLink
 from geojax.transport.private import is_ready
-from geojax.transport.protocol import MessageKey, PeerCounters, Transport
+from geojax.transport.protocol import (
+    MessageKey,
+    PeerCounters,
+    SocketFigures,
+    ToldFigures,
+    Transport,
+)
 
 _UNLIMITED_BYTES = 1 << 62
 _POLL_SECONDS = 0.05
@@ -43,6 +49,7 @@ class _LoopbackLink:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.offered: dict[MessageKey, Sequence[jax.Array]] = {}
+        self.told: ToldFigures | None = None
         self.closed = self.lost = False
         self.in_flight: InFlight
 
@@ -90,6 +97,15 @@ class _Loopback:
                 raise RunError(f"transport: site {peer} has left; restart the run with all sites")
 
     def measured(self) -> Mapping[int, MeasuredLink]:
+        return {}
+
+    def tell(self, receiver: int, figures: bytes) -> None:
+        self.links[self.site, receiver].told = ToldFigures(figures, time.monotonic())
+
+    def told(self, sender: int) -> ToldFigures | None:
+        return self.links[sender, self.site].told
+
+    def socket_figures(self) -> Mapping[int, SocketFigures]:
         return {}
 
     def drain(self) -> None:

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import jax
@@ -13,10 +14,11 @@ from geojax.transport.host_memory import bytes_of
 from geojax.transport.in_flight import InFlight
 from geojax.transport.link_clock import LinkClock
 from geojax.transport.message_id import Direction, message_id
-from geojax.transport.protocol import MessageKey, PeerCounters
+from geojax.transport.protocol import MessageKey, PeerCounters, SocketFigures, ToldFigures
 from geojax.transport.receiving import Arriving, Inbox, IncomingChannel
 from geojax.transport.sending import Outbox, OutgoingChannel
 from geojax.transport.streams import MOST_STREAMS, Streams
+from geojax.transport.tcp import socket_figures
 
 
 class PeerLink:
@@ -47,6 +49,8 @@ class PeerLink:
         self.lost: str | None = None
         """Reason why the peer is lost; None: it is not."""
         self.clock = LinkClock()
+        self.told: ToldFigures | None = None
+        """The newest figures that the peer told; None: there are none."""
         self._route, self._there = route, there
         self._failure: str | None = None
         self._offered: dict[int, int] = {}
@@ -58,6 +62,7 @@ class PeerLink:
         self.control = ControlConnection(route)
         self.control.echoed, self.control.asked = self.clock.echoed, self._outbox.ask
         self.control.acknowledged, self.control.reopened = self._acknowledged, self._open_anew
+        self.control.told = self._heard_figures
         self._incoming = [
             IncomingChannel(
                 channel, route, self._inbox, self.control.over, self.control.hear, self._fail
@@ -129,6 +134,14 @@ class PeerLink:
         self._inbox.expect(message, Arriving(shapes, acknowledge))
         self.control.ask(message)
 
+    @property
+    def socket_figures(self) -> SocketFigures | None:
+        """The link as the kernel counts it; None: there is no connection now."""
+        with self._adopting:
+            outgoing = list(self._outgoing.values())
+        sockets = [socket for channel in outgoing for socket in channel.sockets]
+        return socket_figures([*self.control.sockets, *sockets])
+
     def check(self) -> None:
         """Raise a `RunError` that names the peer if it is lost; let go of what it was offered."""
         if self.lost is None and (problem := self._problem()):
@@ -167,6 +180,9 @@ class PeerLink:
             self.clock.acknowledged(message, size)
             self._outbox.forget(message)
             self._in_flight.acknowledge(size)
+
+    def _heard_figures(self, content: bytes) -> None:
+        self.told = ToldFigures(content, time.monotonic())
 
     def _open_anew(self) -> None:
         """Open the channels anew: the link was cut, and TCP would try again later and later."""

@@ -57,6 +57,23 @@ class PeerCounters:
         return self.offered_bytes - self.acknowledged_bytes
 
 
+class ToldFigures(NamedTuple):
+    """The newest figures that the process of another site told."""
+
+    content: bytes
+    time: float
+    """When they came, on the monotonic clock."""
+
+
+class SocketFigures(NamedTuple):
+    """The connections to the process of another site, as the kernel counts them."""
+
+    round_trip_seconds: float
+    """Smoothed time from a packet to its acknowledgment, on the connection where it is least."""
+    retransmits: int
+    """Packets that were sent again, over connections that are open now."""
+
+
 class Fetch(Protocol):
     """Arrays that are on their way."""
 
@@ -144,6 +161,18 @@ class Transport(Protocol):
 
         Nothing where sites share a process.
         """
+        ...
+
+    def tell(self, receiver: int, figures: bytes) -> None:
+        """Tell another site figures of at most 1 kB, soon or never; newer ones replace older."""
+        ...
+
+    def told(self, sender: int) -> ToldFigures | None:
+        """Return the newest figures that another site has told; None: there are none."""
+        ...
+
+    def socket_figures(self) -> Mapping[int, SocketFigures]:
+        """Return how the kernel sees the link to each other site, by number; some may lack."""
         ...
 
     def drain(self) -> None:

@@ -155,6 +155,12 @@ class OutgoingChannel:
                 self._adopted = connection, hello.received
                 self._outbox.changed.notify_all()
 
+    @property
+    def sockets(self) -> list[socket.socket]:
+        """The connection to the peer, if there is one."""
+        connection = self._connection
+        return [] if connection is None else [connection]
+
     def stop(self) -> None:
         """Take no connection any more, and end the one that there is."""
         with self._outbox.changed:

@@ -3,9 +3,12 @@
 import contextlib
 import errno
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+from geojax.transport.protocol import SocketFigures
 
 _PORT_SECONDS = 5.0
 """A port that is asked for may be that of an earlier run, which is about to end."""
@@ -15,6 +18,8 @@ _PROBE_SECONDS = 15
 # Longest time between two transmissions of a packet, and the option's number, of Linux 6.15 and
 # later. Without it the time doubles: a link that returns after 26 s is not used until 51 s.
 _TCP_RTO_MAX_MS, _RTO_MAX_MS = 44, 1000
+_TCP_INFO = struct.Struct("=68xI28xI")
+"""The smoothed round trip in microseconds and the number of retransmits in Linux's tcp_info."""
 # Without that option a packet is sent again within twice the time for which its link was cut.
 _LONGEST_BACKOFF = 2
 
@@ -71,6 +76,19 @@ def keep_alive(connection: socket.socket, seconds: float) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
     with contextlib.suppress(OSError):  # an older kernel
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MAX_MS)
+
+
+def socket_figures(connections: Iterable[socket.socket]) -> SocketFigures | None:
+    """Return what the kernel counts of connections to a peer; None: it counts nothing."""
+    trips, retransmits = [], 0
+    for connection in connections:
+        with contextlib.suppress(OSError):  # it has ended
+            facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            if len(facts) == _TCP_INFO.size:
+                microseconds, resent = _TCP_INFO.unpack(facts)
+                trips.append(1e-6 * microseconds)
+                retransmits += resent
+    return SocketFigures(min(trips), retransmits) if trips else None
 
 
 def shut(connection: socket.socket) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from geojax.network_names import is_site_name
 
-PARTS = ("data", "dispatch", "device", "validation", "save")
+PARTS = ("data", "dispatch", "waiting", "device", "validation", "save")
 """Parts of a step's seconds, as metrics.jsonl names them: `seconds/<part>`."""
 
 VALIDATION = "validation/"
@@ -136,6 +136,7 @@ _LINK_FIELDS = {
     "wait_seconds": "wait_seconds",
     "planned_wait_seconds": "planned_wait_seconds",
     "round_trip_seconds": "round_trip_seconds",
+    "tcp_round_trip_seconds": "round_trip_seconds",
     "retransmits": "retransmits",
 }
 _SITE_FIELDS = {field.name for field in dataclasses.fields(SiteRecord)}

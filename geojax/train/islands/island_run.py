@@ -58,7 +58,7 @@ from geojax.train.runtime import Batch
 from geojax.train.services import DrawTimeline
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
 from geojax.train.writing.background_writer import Put, write_at_once
-from geojax.transport import MeasuredLink, Transport
+from geojax.transport import MeasuredLink, ToldFigures, Transport
 
 UPDATE_NAME = SumsOfSites.apply.__name__
 """The name of the compiled update, the last program of a step, in the count of compilations."""
@@ -285,13 +285,26 @@ class IslandRun:
     def link_traffic(self) -> Mapping[str, LinkTraffic]:
         """Return the traffic of the last step with each other site, by name."""
         names, traffic = self.transport.site_names, self.stages.traffic
+        sockets = self.transport.socket_figures()
         made = {}
         for site in self.transport.counters:
             sent, received = map(int, self.link_bytes[site])
             made[names[site]] = dataclasses.replace(
-                traffic.get(site, LinkTraffic()), sent_bytes=sent, received_bytes=received
+                traffic.get(site, LinkTraffic()),
+                sent_bytes=sent,
+                received_bytes=received,
+                sockets=sockets.get(site),
             )
         return made
+
+    def exchange_figures(self, figures: bytes) -> Mapping[str, ToldFigures]:
+        """Tell the counterparts in the other sites figures; return their newest, by site."""
+        told = {}
+        for site in self.transport.counters:
+            self.transport.tell(site, figures)
+            if (newest := self.transport.told(site)) is not None:
+                told[self.transport.site_names[site]] = newest
+        return told
 
     def measured_links(self) -> Mapping[str, MeasuredLink]:
         """Return what was measured of the link to each other site since the last call, by name.

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import os
 import signal
 import time
@@ -20,8 +21,10 @@ from geojax.islands.traffic import LinkTraffic
 from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
 from geojax.train.facts import RunFacts
 from geojax.train.report import Progress
+from geojax.train.site_figures import site_metrics
 from geojax.train.step_profiler import StepProfiler
 from geojax.train.training_loop import TrainingLoop
+from geojax.transport import SocketFigures, ToldFigures
 
 STEPS = 10
 BATCH = 8
@@ -48,6 +51,7 @@ class CountingRuntime:
         self.skipped_from = None
         self.loss_scale = None
         self.links = {}
+        self.told, self.heard = [], {}
 
     def initial_state(self):
         return 0
@@ -74,6 +78,10 @@ class CountingRuntime:
 
     def link_traffic(self):
         return self.links
+
+    def exchange_figures(self, figures):
+        self.told.append(json.loads(figures))
+        return self.heard
 
     def evaluate(self, state, batch):
         self.evaluated.append(state)
@@ -236,7 +244,9 @@ def test_a_step_is_timed_by_its_end_not_by_when_the_host_reads_it(monkeypatch):
 def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
     runtime = CountingRuntime()
     runtime.links = {
-        "west": LinkTraffic(4_000_000, 2_000_000, 3, {"bucket": 0.02, "offer": 0.0}),
+        "west": LinkTraffic(
+            4_000_000, 2_000_000, 3, {"bucket": 0.02, "offer": 0.0}, SocketFigures(0.021, 7)
+        ),
         "north": LinkTraffic(4_000_000, 2_000_000, 1, {"bucket": 1.5}),
     }
     with loop_of(runtime) as loop:
@@ -247,6 +257,9 @@ def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
     assert step["link/west/messages_in_flight"] == 3
     assert step["link/west/wait_seconds_bucket"] == step["link/west/wait_seconds"] == 0.02
     assert step["link/west/wait_seconds_offer"] == 0
+    assert step["link/west/tcp_round_trip_seconds"] == 0.021
+    assert step["link/west/retransmits"] == 7
+    assert "link/north/retransmits" not in step
     text = loop.text.getvalue()
     assert "west 4 MB at " in text
     assert "3 in flight, waited 20 ms (bucket 20)" in text
@@ -256,6 +269,30 @@ def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
     assert loop.links["west"].steps == STEPS - 1
     assert totals.startswith("a step sends 4 MB at ")
     assert totals.endswith("at most 3 messages in flight, and waits 20 ms (bucket 20)")
+
+
+def test_sites_tell_each_other_their_figures_in_every_step():
+    runtime = CountingRuntime()
+    runtime.links = {"west": LinkTraffic(wait_seconds={"bucket": 0.25, "scalars": 0.5})}
+    content = json.dumps({"step": 3, "loss": 4.5, "seconds": 2.0, "other": 1})
+    runtime.heard = {"west": ToldFigures(content.encode(), time.monotonic() - 7)}
+    with loop_of(runtime) as loop:
+        loop.run(0, 0, 0)
+    assert [each["step"] for each in runtime.told] == list(range(1, STEPS + 1))
+    assert runtime.told[2]["wait_seconds"] == 0.75
+    assert runtime.told[2]["loss"] == pytest.approx(4.7)
+    line = loop.writer.lines[-3][1]
+    of_site = {name: value for name, value in line.items() if name.startswith("site/")}
+    assert of_site.pop("site/west/age_seconds") == pytest.approx(7, abs=5)
+    assert of_site == {"site/west/step": 3, "site/west/loss": 4.5, "site/west/seconds": 2.0}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[", b"[" * 1024, b"[1]", b"null", b'{"loss": "x"}', b'{"loss": NaN}', b"\xff"],
+)
+def test_figures_that_are_none_are_left_out(content):
+    assert site_metrics({"west": ToldFigures(content, 0.0)}) == {}
 
 
 def test_a_resumed_run_takes_the_batches_that_follow_without_a_validation_first():

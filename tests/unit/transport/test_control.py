@@ -11,7 +11,13 @@ from support.ports import free_port
 from support.processes import PATIENCE_SECONDS, wait_until
 from support.tcp_resets import connections, reset
 
-from geojax.transport.control import ControlConnection
+from geojax.transport.control import (
+    _FRAME,
+    MOST_FIGURES_BYTES,
+    ControlConnection,
+    _frames_and_figures,
+    _in_frames,
+)
 from geojax.transport.handshake import CONTROL, Party, PeerRoute, Refused, open_channel
 from geojax.transport.message_id import FIRST_ID
 from geojax.transport.peer_listener import PeerListener
@@ -98,6 +104,41 @@ def test_a_connection_on_which_nothing_comes_back_is_opened_anew_without_loss(en
     assert came == list(messages)
     assert relay.passed > 1
     assert (east.lost, west.lost) == (None, None)
+
+
+def test_figures_come_between_frames_and_the_newest_count(ends):
+    east, west, relay = ends
+    came, told = [], []
+    west.acknowledged, west.told = came.append, told.append
+    for message in range(FIRST_ID, FIRST_ID + 400, 2):
+        east.acknowledge(message)
+        east.tell(b"figures of %d" % message)
+        if message == FIRST_ID + 200:
+            relay.cut()
+    newest = b"x" * MOST_FIGURES_BYTES
+
+    def are_all_here():
+        east.tell(newest)  # what a cut has taken is not said again
+        return len(came) >= 200 and newest in told
+
+    wait_until(are_all_here)
+    assert came == list(range(FIRST_ID, FIRST_ID + 400, 2))
+    steps = [int(each.split()[-1]) for each in told if each != newest]
+    assert steps == sorted(set(steps))
+    assert west.lost is None
+    assert [len(east.sockets) > 0, len(west.sockets) > 0] == [True, True]
+
+
+def test_figures_are_split_where_packets_end_anywhere():
+    said = b"".join(
+        (_in_frames(b""), _FRAME.pack(FIRST_ID), _in_frames(b"123456789"), _FRAME.pack(0))
+    )
+    for cut in range(len(said)):
+        first, rest = _frames_and_figures(said[:cut])
+        last, left = _frames_and_figures(rest + said[cut:])
+        assert ([*first, *last], left) == ([b"", FIRST_ID, b"123456789", 0], b"")
+    with pytest.raises(Refused, match="too large"):
+        _frames_and_figures(_FRAME.pack(3) + _FRAME.pack(MOST_FIGURES_BYTES + 1))
 
 
 def test_a_goodbye_is_heard_though_the_connection_is_dead(ends):

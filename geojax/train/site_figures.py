@@ -1,0 +1,54 @@
+"""Figures of a step that the first process of each site tells those of the other sites."""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+
+from geojax.islands.traffic import LinkTraffic
+from geojax.transport import ToldFigures
+
+_NAMES = ("step", "loss", "seconds", "tokens_per_second", "wait_seconds")
+
+
+def told_figures(step: int, values: Mapping[str, float], links: Mapping[str, LinkTraffic]) -> bytes:
+    """Write what a site tells of a step: a JSON object of some 120 bytes.
+
+    Args:
+        step: number of the step.
+        values: its metrics.
+        links: its traffic with each other site.
+    """
+    waited = sum(sum(link.wait_seconds.values()) for link in links.values())
+    known = {"step": step, "wait_seconds": waited, **values}
+    figures = {name: known[name] for name in _NAMES if math.isfinite(known.get(name, math.nan))}
+    return json.dumps(figures).encode()
+
+
+def site_metrics(told: Mapping[str, ToldFigures]) -> dict[str, float]:
+    """Return the figures of other sites as metrics, each site's with their age.
+
+    Args:
+        told: the newest figures of each site, by its name; what is none is left out.
+    """
+    metrics: dict[str, float] = {}
+    for site, (content, heard) in told.items():
+        if figures := _read(content):
+            metrics |= {f"site/{site}/{name}": value for name, value in figures.items()}
+            metrics[f"site/{site}/age_seconds"] = time.monotonic() - heard
+    return metrics
+
+
+def _read(content: bytes) -> dict[str, float]:
+    """Read figures that a site told; {}: they are none."""
+    try:
+        figures = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(figures, dict):
+        return {}
+    return {
+        name: figures[name]
+        for name in _NAMES
+        if type(figures.get(name)) in (int, float) and math.isfinite(figures[name])
+    }
