@@ -31,6 +31,8 @@ class InWords:
     words: str
 
 
+_LONGEST = 1e11
+
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
@@ -138,6 +140,25 @@ Tokens = Annotated[
     InWords("a number of tokens"),
 ]
 """A number of tokens, to 10^18."""
+
+
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units: 3.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h."""
+    if abs(seconds) >= _LONGEST:
+        return f"{seconds:.3g} s"
+    if abs(seconds) < 1:
+        return f"{1e3 * seconds:.3g} ms" if seconds else "0 s"
+    if abs(seconds) < 99.5:
+        return f"{seconds:.3g} s"
+    for size, unit, smaller, smaller_unit in (
+        (86_400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        whole, rest = divmod(round(seconds / smaller), size // smaller)
+        if whole:
+            return f"{whole:,} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
+    raise AssertionError("a minute has 60 seconds")
 
 
 def quantity(value: float, unit: str = "") -> str:

@@ -29,7 +29,6 @@ from geojax.cli.report_plots import (
     timeline,
 )
 from geojax.cli.run_figures import (
-    duration,
     loss_words,
     percent,
     run_words,
@@ -37,7 +36,7 @@ from geojax.cli.run_figures import (
     site_figures,
     tokens_words,
 )
-from geojax.quantities import quantity
+from geojax.quantities import duration, quantity
 from geojax.saved_runs.records.attempt_records import CATEGORIES, LOST, UNATTRIBUTED
 from geojax.saved_runs.records.plan_record import PlannedFigure, PlanRecord
 from geojax.saved_runs.records.run_record import DirectoryRecord

@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from geojax.cli.markup import Markup, element, joined
-from geojax.cli.run_figures import duration
 from geojax.cli.svg_plot import (
     BLUE,
     COLORS,
@@ -26,6 +25,7 @@ from geojax.cli.svg_plot import (
     share_bar,
     stack_plot,
 )
+from geojax.quantities import duration
 from geojax.saved_runs.records.attempt_records import (
     CATEGORIES,
     LOST,

@@ -5,32 +5,12 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from geojax.quantities import quantity
+from geojax.quantities import duration, quantity
 from geojax.saved_runs.records.run_record import DirectoryRecord, RunRecord
 from geojax.saved_runs.records.step_record import LinkRecord, SiteRecord, StepRecord
 
-_LONGEST = 1e11
 WINDOW = 20
 """Steps over which a figure that varies is averaged."""
-
-
-def duration(seconds: float) -> str:
-    """Return a time in its two largest units: 3.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h."""
-    if abs(seconds) >= _LONGEST:
-        return f"{seconds:.3g} s"
-    if abs(seconds) < 1:
-        return f"{1e3 * seconds:.3g} ms" if seconds else "0 s"
-    if abs(seconds) < 99.5:
-        return f"{seconds:.3g} s"
-    for size, unit, smaller, smaller_unit in (
-        (86_400, "d", 3600, "h"),
-        (3600, "h", 60, "min"),
-        (60, "min", 1, "s"),
-    ):
-        whole, rest = divmod(round(seconds / smaller), size // smaller)
-        if whole:
-            return f"{whole:,} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
-    raise AssertionError("a minute has 60 seconds")
 
 
 def model_words(config: Mapping[str, Any]) -> str | None:

@@ -11,7 +11,6 @@ from rich.text import Text
 from geojax.cli.escaping import escaped
 from geojax.cli.run_figures import (
     LinkMeans,
-    duration,
     lateness,
     loss_words,
     mean_of,
@@ -23,6 +22,7 @@ from geojax.cli.run_figures import (
     tokens_words,
 )
 from geojax.cli.text_plot import Marked, text_plot
+from geojax.quantities import duration
 from geojax.saved_runs.records.attempt_records import CATEGORIES, LOST, UNATTRIBUTED, EventRecord
 from geojax.saved_runs.records.run_record import DirectoryRecord, RunRecord
 from geojax.saved_runs.records.step_record import VALIDATION, StepRecord

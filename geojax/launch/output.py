@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 from collections import deque
 from collections.abc import Iterable
 from typing import TextIO
@@ -10,10 +11,17 @@ from geojax.launch.workers import Worker
 
 _COLORS = (36, 33, 35, 32, 34, 31)
 _LINES_KEPT = 100
+_PROGRESS = re.compile(r"step \d+/\d+  ")
+"""Beginning of a line of progress, as `geojax.train.report` writes it."""
+_MOST_HIDDEN = 2
+"""Lines of progress of another site that are hidden without one of the first site between them."""
 
 
 class Output:
     """Marked lines on `out` and `err`, in color where these are terminals.
+
+    The first site's lines of progress have the figures of all sites, so those of others are hidden
+    while it goes on.
 
     `closed` becomes True when their reader has gone (`geojax launch ... | head`).
     """
@@ -26,6 +34,9 @@ class Output:
         self._colors = {
             worker.process: _COLORS[index % len(_COLORS)] for index, worker in enumerate(workers)
         }
+        self._first = workers[0].process
+        self._hidden: dict[int, int] = {}
+        """Lines of progress of each worker since the last one of the first; {}: it has had none."""
         self._last: dict[int, deque[str]] = {
             worker.process: deque(maxlen=_LINES_KEPT) for worker in workers
         }
@@ -35,7 +46,19 @@ class Output:
         # What overwrites itself on a terminal, such as a progress bar, ends as its last state.
         text = text.rstrip("\r").rpartition("\r")[2]
         self._last[worker.process].append(text)
+        if _PROGRESS.match(text) and self._hides(worker):
+            return
         self._write(self._err if error else self._out, worker, text)
+
+    def _hides(self, worker: Worker) -> bool:
+        """Tell if a worker's line of progress is to be hidden."""
+        if worker.process == self._first:
+            self._hidden = dict.fromkeys(self._last, 0)
+            return False
+        if not self._hidden or self._hidden[worker.process] >= _MOST_HIDDEN:
+            return False
+        self._hidden[worker.process] += 1
+        return True
 
     def last_lines(self, worker: Worker) -> list[str]:
         """Return the newest lines that `worker` wrote to either stream."""

@@ -28,13 +28,9 @@ def link_metrics(site: str, traffic: LinkTraffic, seconds: float) -> dict[str, f
     }
 
 
-def link_figure(traffic: LinkTraffic, seconds: float) -> str:
-    """Return a link's part of a progress line."""
-    rate = quantity(traffic.sent_bytes / seconds, "B/s")
-    return (
-        f"{quantity(traffic.sent_bytes, 'B')} at {rate}, {traffic.messages_in_flight} in flight, "
-        f"waited {_waits(traffic.wait_seconds)}"
-    )
+def link_words(site: str, traffic: LinkTraffic) -> str:
+    """Return a link's part of a progress line: the wait for a site, by its causes."""
+    return f"waits {_waits(traffic.wait_seconds)} for {site}"
 
 
 @dataclasses.dataclass

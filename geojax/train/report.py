@@ -1,5 +1,7 @@
 """The terminal output of a run: start-up lines, progress bar, loss curve and summary."""
 
+import collections
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -9,8 +11,12 @@ import rich.console
 import rich.progress
 import rich.table
 
+from geojax.quantities import duration
 from geojax.saved_runs.records.smoothing import smooth
 from geojax.train.metrics import read_metrics
+
+_PACE_STEPS = 20
+"""Steps whose pace tells the time that is left."""
 
 
 class Progress:
@@ -45,13 +51,25 @@ class Progress:
         self._console = console
         self._steps = steps
         self._stride = max(1, steps // 50)
+        self._end = end
+        self._marks = collections.deque([(time.monotonic(), consumed)], maxlen=_PACE_STEPS)
+        """Times of the last steps, and the sequences consumed by then."""
 
-    def update(self, step: int, consumed: int, figures: Mapping[str, str]) -> None:
+    def update(self, step: int, consumed: int, words: Sequence[str]) -> None:
         """Show the figures of `step`, after which so many sequences are consumed."""
-        text = "  ".join(f"{name} {value}" for name, value in figures.items())
+        text = "  ".join(words)
         self._bar.update(self._task, completed=consumed, step=step, figures=text)
+        self._marks.append((time.monotonic(), consumed))
         if not self._console.is_terminal and (step % self._stride == 0 or step == self._steps):
-            self._console.print(f"step {step}/{self._steps}  {text}")
+            self._console.print(f"step {step}/{self._steps}  {text}{self._left(consumed)}")
+
+    def _left(self, consumed: int) -> str:
+        """Return the time that is left at the pace of the last steps; nothing at the end."""
+        began, before = self._marks[0]
+        if consumed >= self._end or consumed <= before:
+            return ""
+        seconds = (time.monotonic() - began) * (self._end - consumed) / (consumed - before)
+        return f"  {duration(seconds)} left"
 
     def __enter__(self) -> Self:
         self._bar.start()

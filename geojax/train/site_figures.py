@@ -6,8 +6,11 @@ import time
 from collections.abc import Mapping
 
 from geojax.islands.traffic import LinkTraffic
+from geojax.quantities import duration
 from geojax.transport import ToldFigures
 
+_LATE_SECONDS = 10.0
+"""Age of figures that is told with them."""
 _NAMES = ("step", "loss", "seconds", "tokens_per_second", "wait_seconds")
 
 
@@ -37,6 +40,14 @@ def site_metrics(told: Mapping[str, ToldFigures]) -> dict[str, float]:
             metrics |= {f"site/{site}/{name}": value for name, value in figures.items()}
             metrics[f"site/{site}/age_seconds"] = time.monotonic() - heard
     return metrics
+
+
+def site_words(site: str, metrics: Mapping[str, float]) -> str:
+    """Return another site's part of a progress line, of its `site_metrics`: how long it waits."""
+    waits = metrics.get(f"site/{site}/wait_seconds", 0.0)
+    age = metrics[f"site/{site}/age_seconds"]
+    words = f"{site} waits {duration(waits)}"
+    return words if age < _LATE_SECONDS else f"{words} ({duration(age)} ago)"
 
 
 def _read(content: bytes) -> dict[str, float]:

@@ -21,7 +21,7 @@ from geojax.data import Loader
 from geojax.errors import RunError, UserError
 from geojax.file_lock import LockHeldError
 from geojax.islands.traffic import LinkTraffic
-from geojax.quantities import quantity
+from geojax.quantities import duration, quantity
 from geojax.runtime import StopSignals, Watchdog, barrier, translate_collective_errors
 from geojax.runtime.compilation import CompilationCounter
 from geojax.train.adapt.comparison import PlanComparison
@@ -29,11 +29,11 @@ from geojax.train.adapt.replan import Replanning
 from geojax.train.events import EventKind, EventLog
 from geojax.train.facts import RunFacts, peak_memory
 from geojax.train.goodput import GoodputLedger
-from geojax.train.link_figures import LinkTotals, link_figure, link_metrics
+from geojax.train.link_figures import LinkTotals, link_metrics, link_words
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress
 from geojax.train.runtime import Runtime, State
-from geojax.train.site_figures import site_metrics, told_figures
+from geojax.train.site_figures import site_metrics, site_words, told_figures
 from geojax.train.slowest import SlowestWatch
 from geojax.train.spikes import SpikeDetector
 from geojax.train.step_profiler import StepProfiler
@@ -330,22 +330,26 @@ class TrainingLoop(Generic[State]):
         values[f"seconds/{host}"] = host_seconds
         values |= {name: metrics[name] for name in OF_SOME_RUNS if name in metrics}
         values |= peak_memory()
-        figures = {"loss": f"{metrics['loss']:.4f}", "": quantity(tokens_per_second, "tokens/s")}
+        words = [
+            f"loss {metrics['loss']:.4f}",
+            f"{duration(seconds)} a step",
+            quantity(tokens_per_second, "tokens/s"),
+        ]
         if self._slowest is not None and (slow := self._slowest.latest) is not None:
             values |= {"slowest/process": slow.process, "slowest/seconds": slow.excess}
         if utilization is not None:
             values["mfu"] = utilization
-            figures["MFU"] = f"{utilization:.1%}"
-        figures["|g|"] = f"{metrics['gradient_norm']:.2f}"
+            words.append(f"MFU {utilization:.1%}")
+        words.append(f"|g| {metrics['gradient_norm']:.2f}")
         for site, traffic in links.items():
             values |= link_metrics(site, traffic, seconds)
-            figures[site] = link_figure(traffic, seconds)
+            words.append(link_words(site, traffic))
             if len(self._tokens_per_second) > 1:  # the first step may still be warming up
                 self.links[site].add(traffic, seconds)
         if jax.process_index() == 0 and links:
-            values |= site_metrics(self.runtime.exchange_figures(told_figures(step, values, links)))
-        if facts.cross_site_bytes is not None and not links:
-            figures["cross-site"] = quantity(facts.cross_site_bytes, "B/step")
+            told = site_metrics(self.runtime.exchange_figures(told_figures(step, values, links)))
+            values |= told
+            words += [site_words(site, told) for site in links if f"site/{site}/step" in told]
         if metrics["skipped_in_a_row"]:
             scale = metrics.get("loss_scale")
             at = "" if scale is None else f" at a loss scale of 2^{math.log2(scale):.0f}"
@@ -356,7 +360,7 @@ class TrainingLoop(Generic[State]):
         if self.writer is not None:
             self.writer.write(step, values)
         if self.progress is not None:
-            self.progress.update(step, consumed, figures)
+            self.progress.update(step, consumed, words)
         if self.comparison is not None:
             self.comparison.record(step, seconds, links)
         if self.ledger is not None:

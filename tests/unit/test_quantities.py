@@ -1,7 +1,14 @@
 import pytest
 
 from geojax.errors import UserError
-from geojax.quantities import Bytes, BytesPerSecond, FlopsPerSecond, Seconds, Share
+from geojax.quantities import (
+    Bytes,
+    BytesPerSecond,
+    FlopsPerSecond,
+    Seconds,
+    Share,
+    duration,
+)
 from geojax.settings import Settings, validate
 
 
@@ -62,3 +69,15 @@ def test_a_number_or_a_number_with_its_unit(field, written, value):
 def test_what_is_no_quantity_is_refused_with_an_example(field, written, part):
     with pytest.raises(UserError, match=f"^test: {field}: .*{part}"):
         validate(Everything, {field: written}, "test")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        *((0, "0 s"), (0.0213, "21.3 ms"), (3.25, "3.25 s"), (99.7, "1 min 40 s")),
+        *((120, "2 min"), (3599.7, "1 h"), (7500, "2 h 5 min"), (360_000, "4 d 4 h")),
+        (1e30, "1e+30 s"),
+    ],
+)
+def test_durations(seconds, words):
+    assert duration(seconds) == words

@@ -2,10 +2,7 @@
 
 import json
 
-import pytest
-
 from geojax.cli.run_figures import (
-    duration,
     lateness,
     mesh_words,
     model_words,
@@ -16,18 +13,6 @@ from geojax.cli.run_figures import (
 from geojax.saved_runs.records.run_files import LocalFiles
 from geojax.saved_runs.records.run_record import LIVE, RunRecord
 from geojax.saved_runs.records.step_record import StepRecord
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        *((0, "0 s"), (0.0213, "21.3 ms"), (3.25, "3.25 s"), (99.7, "1 min 40 s")),
-        *((120, "2 min"), (3599.7, "1 h"), (7500, "2 h 5 min"), (360_000, "4 d 4 h")),
-        (1e30, "1e+30 s"),
-    ],
-)
-def test_durations(seconds, words):
-    assert duration(seconds) == words
 
 
 def test_a_run_by_its_config():
