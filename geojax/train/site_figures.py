@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from geojax.islands.traffic import LinkTraffic
 from geojax.quantities import duration
+from geojax.saved_runs.records.step_record import finite
 from geojax.transport import ToldFigures
 
 _LATE_SECONDS = 10.0
@@ -61,5 +62,5 @@ def _read(content: bytes) -> dict[str, float]:
     return {
         name: figures[name]
         for name in _NAMES
-        if type(figures.get(name)) in (int, float) and math.isfinite(figures[name])
+        if finite(figures.get(name)) is not None  # a whole number may be beyond all floats
     }

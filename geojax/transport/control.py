@@ -122,7 +122,8 @@ class ControlConnection:
     @property
     def sockets(self) -> list[socket.socket]:
         """The connection to the peer, if there is one."""
-        return [] if self._outgoing is None else [self._outgoing]
+        connection = self._outgoing  # another thread sets it to None when the connection ends
+        return [] if connection is None else [connection]
 
     def adopt(self, connection: socket.socket, hello: ChannelHello) -> None:
         """Listen to the peer over the connection that it has opened, instead of earlier ones.

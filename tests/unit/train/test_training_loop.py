@@ -290,7 +290,17 @@ def test_sites_tell_each_other_their_figures_in_every_step():
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[", b"[" * 1024, b"[1]", b"null", b'{"loss": "x"}', b'{"loss": NaN}', b"\xff"],
+    [
+        b'{"step": 1' + b"0" * 400 + b"}",
+        b"",
+        b"[",
+        b"[" * 1024,
+        b"[1]",
+        b"null",
+        b'{"loss": "x"}',
+        b'{"loss": NaN}',
+        b"\xff",
+    ],
 )
 def test_figures_that_are_none_are_left_out(content):
     assert site_metrics({"west": ToldFigures(content, 0.0)}) == {}
