@@ -72,7 +72,8 @@ def run(command: LaunchCommand, launched: Sequence[str]) -> int:
     """Run the workers to their end; return the code of the one that failed first, else 0 or 3."""
     for remaining in range(command.restarts, -1, -1):
         workers = _workers(command, launched)
-        output = Output(workers, sys.stdout, sys.stderr)
+        merges = command.islands and launched[0] == "train"
+        output = Output(workers, sys.stdout, sys.stderr, merges_progress=merges)
         sites = ", ".join(dict.fromkeys(worker.site for worker in workers))
         output.log(f"{len(workers)} process(es) in {sites}")
         outcome = supervise(workers, output, grace_seconds=command.grace_seconds)

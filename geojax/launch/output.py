@@ -20,13 +20,24 @@ _MOST_HIDDEN = 2
 class Output:
     """Marked lines on `out` and `err`, in color where these are terminals.
 
-    The first site's lines of progress have the figures of all sites, so those of others are hidden
-    while it goes on.
-
     `closed` becomes True when their reader has gone (`geojax launch ... | head`).
+
+    Args:
+        workers: those that write.
+        out: gets what they write to standard output.
+        err: gets what they write to standard error, and the launcher's own lines.
+        merges_progress: lines of progress of the first site have the figures of all sites, so that
+            those of others are hidden while it goes on.
     """
 
-    def __init__(self, workers: Iterable[Worker], out: TextIO, err: TextIO):
+    def __init__(
+        self,
+        workers: Iterable[Worker],
+        out: TextIO,
+        err: TextIO,
+        *,
+        merges_progress: bool = False,
+    ):
         workers = list(workers)
         self.closed = False
         self._out, self._err = out, err
@@ -34,7 +45,7 @@ class Output:
         self._colors = {
             worker.process: _COLORS[index % len(_COLORS)] for index, worker in enumerate(workers)
         }
-        self._first = workers[0].process
+        self._first, self._merges_progress = workers[0].process, merges_progress
         self._hidden: dict[int, int] = {}
         """Lines of progress of each worker since the last one of the first; {}: it has had none."""
         self._last: dict[int, deque[str]] = {
@@ -46,7 +57,7 @@ class Output:
         # What overwrites itself on a terminal, such as a progress bar, ends as its last state.
         text = text.rstrip("\r").rpartition("\r")[2]
         self._last[worker.process].append(text)
-        if _PROGRESS.match(text) and self._hides(worker):
+        if self._merges_progress and _PROGRESS.match(text) and self._hides(worker):
             return
         self._write(self._err if error else self._out, worker, text)
 

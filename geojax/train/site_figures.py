@@ -12,7 +12,7 @@ from geojax.transport import ToldFigures
 
 _LATE_SECONDS = 10.0
 """Age of figures that is told with them."""
-_NAMES = ("step", "loss", "seconds", "tokens_per_second", "wait_seconds")
+_TOLD = ("step", "loss", "seconds", "tokens_per_second", "wait_seconds")
 
 
 def told_figures(step: int, values: Mapping[str, float], links: Mapping[str, LinkTraffic]) -> bytes:
@@ -25,7 +25,7 @@ def told_figures(step: int, values: Mapping[str, float], links: Mapping[str, Lin
     """
     waited = sum(sum(link.wait_seconds.values()) for link in links.values())
     known = {"step": step, "wait_seconds": waited, **values}
-    figures = {name: known[name] for name in _NAMES if math.isfinite(known.get(name, math.nan))}
+    figures = {name: known[name] for name in _TOLD if math.isfinite(known.get(name, math.nan))}
     return json.dumps(figures).encode()
 
 
@@ -61,6 +61,6 @@ def _read(content: bytes) -> dict[str, float]:
         return {}
     return {
         name: figures[name]
-        for name in _NAMES
+        for name in _TOLD
         if finite(figures.get(name)) is not None  # a whole number may be beyond all floats
     }

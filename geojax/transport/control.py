@@ -261,7 +261,7 @@ class ControlConnection:
 
     def _listen(self, connection: socket.socket) -> None:
         unread = b""
-        with contextlib.suppress(OSError, Refused):  # the peer opens another
+        with contextlib.suppress(OSError, Refused), connection:  # the peer opens another
             while piece := connection.recv(1 << 16):
                 self.hear()
                 frames, unread = _frames_and_figures(unread + piece)

@@ -13,7 +13,7 @@ EAST, WEST = (Worker(number, site, (), {}) for number, site in enumerate(("east"
 
 def test_one_line_of_progress_shows_all_sites_while_the_first_goes_on():
     shown = io.StringIO()
-    output = Output((EAST, WEST), shown, shown)
+    output = Output((EAST, WEST), shown, shown, merges_progress=True)
     for worker, text in (
         (WEST, "step 1/9  loss 5"),  # the first site has told nothing yet
         (EAST, "step 1/9  loss 5"),
@@ -31,6 +31,14 @@ def test_one_line_of_progress_shows_all_sites_while_the_first_goes_on():
         "west/1 | step 5/9  loss 3",  # the first site is silent
     ]
     assert output.last_lines(WEST)[-1] == "step 5/9  loss 3"
+
+
+def test_lines_of_any_program_are_shown():
+    shown = io.StringIO()
+    output = Output((EAST, WEST), shown, shown)
+    for worker in (EAST, WEST):
+        output.line(worker, "step 1/9  mine", error=False)
+    assert len(shown.getvalue().splitlines()) == 2
 
 
 def test_a_run_writes_progress_as_it_is_recognized():
