@@ -146,7 +146,7 @@ def duration(seconds: float) -> str:
     """Return a time in its two largest units: 3.2 s, 4 min 10 s, 2 h 5 min, 3 d 4 h."""
     if abs(seconds) >= _LONGEST:
         return f"{seconds:.3g} s"
-    if abs(seconds) < 1:
+    if abs(seconds) < 0.9995:
         return f"{1e3 * seconds:.3g} ms" if seconds else "0 s"
     if abs(seconds) < 99.5:
         return f"{seconds:.3g} s"

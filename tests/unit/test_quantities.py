@@ -74,7 +74,8 @@ def test_what_is_no_quantity_is_refused_with_an_example(field, written, part):
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [
-        *((0, "0 s"), (0.0213, "21.3 ms"), (3.25, "3.25 s"), (99.7, "1 min 40 s")),
+        *((0, "0 s"), (0.0213, "21.3 ms"), (0.9996, "1 s"), (3.25, "3.25 s")),
+        (99.7, "1 min 40 s"),
         *((120, "2 min"), (3599.7, "1 h"), (7500, "2 h 5 min"), (360_000, "4 d 4 h")),
         (1e30, "1e+30 s"),
     ],
