@@ -21,11 +21,12 @@ from rich.console import Console
 from rich.table import Table
 
 from geojax import make_mesh
-from geojax.collectives import WireName, wire_format
+from geojax.collectives import wire_format
 from geojax.config.layout import Layout
 from geojax.config.layout_sections import BatchSettings, MeshSettings
 from geojax.errors import UserError
 from geojax.hlo import collective_traffic
+from geojax.layout_names import WireName
 from geojax.models import ModelConfig, parameter_count
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy

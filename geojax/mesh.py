@@ -17,7 +17,6 @@ are laid out with the axis of most traffic innermost: `tensor` stays on one host
 
 import math
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
 
 import jax
 import numpy as np
@@ -29,13 +28,6 @@ from geojax.topology import Process, Site, Topology
 
 AXES = ("dc", "stage", "data", "expert", "context", "tensor")
 """The mesh's axes, outermost first."""
-
-DcRole: TypeAlias = Literal["data", "stage"]
-"""The part of a site: "data", it trains on its share of the batch; "stage", it holds a part of the
-pipeline."""
-
-Join: TypeAlias = Literal["one_program", "islands"]
-"""Runtimes of a run: one that spans all sites, or one in every site."""
 
 _registered: dict[int, Process] = {}
 

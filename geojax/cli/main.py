@@ -121,7 +121,7 @@ def _run(arguments: list[str]) -> int:
     if unknown and not VERBS[name].changes_settings:
         raise UserError(f"unknown argument {unknown[0]}; see geojax {name} --help")
     module = module_of(name)
-    if name == "train":  # JAX takes a second to come
+    if VERBS[name].announces:  # JAX takes a second to come
         module.announce(command, unknown)
     if VERBS[name].uses_jax:
         imported("jax")

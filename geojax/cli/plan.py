@@ -4,8 +4,16 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+import geojax
+from geojax.cli.escaping import escaped
 from geojax.cli.plan_options import PlanCommand
 from geojax.errors import UserError
+
+
+def announce(command: PlanCommand, overrides: Sequence[str]) -> None:
+    """Print the first line of the page, before JAX is imported."""
+    asked = escaped(" ".join([str(command.config), *overrides]))
+    print(f"geojax {geojax.__version__}: plan of {asked}", flush=True)
 
 
 def run(command: PlanCommand, overrides: Sequence[str]) -> int:

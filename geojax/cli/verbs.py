@@ -29,13 +29,15 @@ class Verb(NamedTuple):
     """True if options that it does not know change settings of its config."""
     uses_jax: bool = True
     """True if it needs JAX, and an environment that JAX can run in."""
+    announces: bool = False
+    """True if its module has a function `announce`, which prints a line before JAX is imported."""
 
 
 VERBS = {
-    "train": Verb("train", "TrainCommand", changes_settings=True),
+    "train": Verb("train", "TrainCommand", changes_settings=True, announces=True),
     "watch": Verb("watch", "WatchCommand", uses_jax=False),
     "report": Verb("report", "ReportCommand", uses_jax=False),
-    "plan": Verb("plan", "PlanCommand", "plan_options", changes_settings=True),
+    "plan": Verb("plan", "PlanCommand", "plan_options", changes_settings=True, announces=True),
     "config show": Verb("config_commands", "ShowCommand", changes_settings=True),
     "config diff": Verb("config_commands", "DiffCommand"),
     "config new": Verb("config_commands", "NewCommand"),

@@ -13,14 +13,7 @@ from geojax.collectives.reduction import (
     start_reduce_scatter,
 )
 from geojax.collectives.tree_buckets import all_gather
-from geojax.collectives.wire_format import (
-    BFLOAT16,
-    FLOAT32,
-    INT8,
-    WireFormat,
-    WireName,
-    wire_format,
-)
+from geojax.collectives.wire_format import BFLOAT16, FLOAT32, INT8, WireFormat, wire_format
 
 __all__ = [
     "BFLOAT16",
@@ -28,7 +21,6 @@ __all__ = [
     "INT8",
     "Reduction",
     "WireFormat",
-    "WireName",
     "after",
     "all_gather",
     "all_reduce",

@@ -28,16 +28,14 @@ what it has sent, the owner's from the sum too. Over any number of steps, with s
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from geojax.collectives.buckets import whole_blocks
-
-WireName: TypeAlias = Literal["none", "bf16", "int8"]
-"""Names of wire formats; with "none" numbers travel as they are."""
+from geojax.layout_names import WireName
 
 
 class WireFormat(Protocol):

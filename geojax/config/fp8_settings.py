@@ -4,7 +4,8 @@ import dataclasses
 
 import pydantic
 
-from geojax.precision import BackendName, Policy, PrecisionName, policy
+from geojax.layout_names import PrecisionName
+from geojax.precision import BackendName, Policy, policy
 from geojax.settings import Settings
 
 

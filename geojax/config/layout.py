@@ -20,11 +20,12 @@ from geojax.config.pipeline_settings import (
     check_scheduled,
     check_stages,
 )
+from geojax.layout_names import PrecisionName
 from geojax.models import AnyModel
 from geojax.models.chunk.remat import Remat
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.precision import PrecisionName, policy
+from geojax.precision import policy
 from geojax.settings import Settings
 from geojax.suggestions import listed
 

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 import pydantic
 
-from geojax.collectives import WireName
 from geojax.data.batch_ramp import BatchRamp
+from geojax.layout_names import WireName
 from geojax.models.parallel.parallelism import ContextMethod
 from geojax.quantities import Bytes, Count, Length
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings

@@ -6,7 +6,7 @@ import pydantic
 
 from geojax.config.layout_sections import BatchSettings
 from geojax.errors import UserError
-from geojax.mesh import DcRole, Join
+from geojax.layout_names import DcRole, Join
 from geojax.pipeline.registry import schedule_entry, schedules_with
 from geojax.quantities import Bytes, Count
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO, Settings

@@ -18,7 +18,7 @@ from geojax.precision.linear_matmul import (
     saveable,
 )
 from geojax.precision.loss_scale import LossScale, LossScaleSettings, scale_gradient
-from geojax.precision.policy import Policy, PrecisionName, policy
+from geojax.precision.policy import Policy, policy
 from geojax.precision.quantize import Quantized, quantize
 from geojax.precision.quantized_weight import (
     QuantizedWeight,
@@ -45,7 +45,6 @@ __all__ = [
     "LossScale",
     "LossScaleSettings",
     "Policy",
-    "PrecisionName",
     "Quantized",
     "QuantizedWeight",
     "Recipe",

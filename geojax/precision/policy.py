@@ -1,7 +1,7 @@
 """Precision policies: the dtypes of the weights in use, of the master copy, and of the sums."""
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,18 +9,6 @@ import numpy as np
 from geojax.errors import UserError
 from geojax.precision.recipes import RECIPES, Recipe
 from geojax.suggestions import did_you_mean
-
-PrecisionName = Literal[
-    "fp32",
-    "bf16",
-    "fp16",
-    "fp64",
-    "fp8-delayed",
-    "fp8-current",
-    "fp8-block",
-    "fp8-mxfp8",
-]
-"""Names of policies."""
 
 
 @dataclasses.dataclass(frozen=True)

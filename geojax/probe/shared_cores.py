@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from geojax.collectives import FLOAT32, WireFormat, WireName, wire_format
+from geojax.collectives import FLOAT32, WireFormat, wire_format
 from geojax.collectives.axes import vary_over
 from geojax.collectives.exchange import SiteSum
 from geojax.collectives.wire_format import decode_sum, encode_numbers
+from geojax.layout_names import WireName
 from geojax.mesh import AXES
 from geojax.probe.context import ProbeContext
 from geojax.probe.exchange import TIMEOUT_SECONDS, collect

@@ -13,7 +13,7 @@ from geojax.config.layout_sections import (
     ZeroSettings,
 )
 from geojax.config.pipeline_settings import DcSettings
-from geojax.mesh import DcRole
+from geojax.layout_names import DcRole
 from geojax.models.chunk.remat import Remat
 from geojax.models.parallel.parallelism import ContextMethod
 from geojax.precision import Policy

@@ -1,8 +1,8 @@
 """The choices of a run whose links are not as its topology says: another compression."""
 
-from geojax.collectives import WireName
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
+from geojax.layout_names import WireName
 from geojax.planner.resolve.run_prediction import predict_run
 from geojax.topology import Topology
 

@@ -2,9 +2,7 @@
 
 import dataclasses
 
-from geojax.collectives import WireName
-from geojax.mesh import DcRole, Join
-from geojax.precision import PrecisionName
+from geojax.layout_names import DcRole, Join, PrecisionName, WireName
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

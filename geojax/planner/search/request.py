@@ -7,7 +7,7 @@ from typing import get_args
 
 from geojax.accelerators import Accelerator
 from geojax.errors import UserError
-from geojax.mesh import Join
+from geojax.layout_names import Join
 from geojax.models import AnyModel
 from geojax.models.chunk.remat import Remat
 from geojax.optim import OptimizerSettings

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from geojax.accelerators import Accelerator
-from geojax.mesh import DcRole
+from geojax.layout_names import DcRole
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.prediction import Prediction

@@ -12,9 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from geojax.collectives import WireName
 from geojax.errors import UserError
-from geojax.mesh import DcRole, Join
+from geojax.layout_names import DcRole, Join, WireName
 from geojax.models import ModelConfig
 from geojax.models.parallel.limits import check_parallelism
 from geojax.models.parallel.parallelism import ContextMethod, Parallelism

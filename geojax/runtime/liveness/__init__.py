@@ -2,6 +2,5 @@
 
 `heartbeat` keeps one entry per process in the key-value store, and `health` a report of process 0
 on all of them. `peer_monitor` ends this process when another one failed or went silent, `watchdog`
-when a step takes far too long, `lost_contact` explains a broken collective, and `exit_messages`
-holds the messages of all of them.
+when a step takes far too long, and `lost_contact` explains a broken collective.
 """

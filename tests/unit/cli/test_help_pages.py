@@ -8,7 +8,7 @@ from geojax.cli.help_pages import help_of_section, help_of_verb, overview
 from geojax.cli.main import run
 from geojax.cli.type_words import in_words
 from geojax.cli.verbs import VERBS, arguments_class, summary
-from geojax.collectives import WireName
+from geojax.layout_names import WireName
 from geojax.quantities import Bytes, Count, Seconds
 from geojax.settings import AUTO, NUMBER, UNLESS_AUTO
 

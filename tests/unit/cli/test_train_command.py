@@ -46,12 +46,15 @@ def test_a_file_that_is_none_is_refused_at_once(config):
         announce(TrainCommand(Path("none.yaml")), [])
 
 
-def test_it_is_said_before_jax_is_imported(config):
+@pytest.mark.parametrize(
+    ("verb", "line"), [("train", ": run.yaml -> runs/x"), ("plan", ": plan of run.yaml")]
+)
+def test_it_is_said_before_jax_is_imported(config, verb, line):
     script = f"""
 import sys; sys.path[:] = {sys.path!r}
 from geojax.cli import main
 main.imported = lambda module: print(module, "jax" in sys.modules) or sys.exit(0)
-main.run(["train", "run.yaml"])
+main.run([{verb!r}, "run.yaml"])
 """
     ended = subprocess.run(
         [sys.executable, "-c", script],
@@ -61,5 +64,5 @@ main.run(["train", "run.yaml"])
         check=True,
     )
     first, second = ended.stdout.splitlines()
-    assert first.endswith("run.yaml -> runs/x")
+    assert first.endswith(line)
     assert second == "jax False"

@@ -15,7 +15,7 @@ HEAVY = ("jax", "orbax", "matplotlib", "grain", "flax", "tyro")
         ("import geojax.cli.main", HEAVY),
         ("from geojax.cli.main import run; run(['--help'])", HEAVY[:-1]),
         ("import geojax.cli.train, geojax.cli.config_commands", HEAVY[:-1]),
-        ("import geojax.cli.launch", HEAVY[:-1]),
+        ("import geojax.cli.launch, geojax.cli.plan", HEAVY[:-1]),
         ("import geojax.cli.wan, geojax.cli.probe, geojax.cli.data", HEAVY[:-1]),
     ],
 )
