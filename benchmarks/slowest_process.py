@@ -1,20 +1,23 @@
-"""Name the slow process of four: one on a quota of its processor time, and none.
+"""Name the slow process of four: one on a quota, one that is stopped half of the time, and none.
 
     python benchmarks/slowest_process.py --cores 0.5
 
 A quota slows a process that would use more. On a machine where four processes share two cores with
 other work, take `--cores 0.15`. It needs a cgroup (version 1 or 2) in which this user may write.
+The stopped process gets SIGSTOP and SIGCONT in turn, every 20 ms, and has no quota that counts it.
 """
 
 import argparse
 import contextlib
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,8 @@ RESULT = Path(__file__).parent / "results" / "slowest_process.json"
 GROUPS = Path("/sys/fs/cgroup")
 SLOW, PERIOD = 2, 100_000
 """The slow process, and microseconds of a period of its quota."""
+STOPPED_SECONDS = 0.02
+WINDOW_STEPS, READ_AFTER_STEPS = 100, 10
 
 
 @contextlib.contextmanager
@@ -61,9 +66,26 @@ def process_of_run(parent: int, index: int) -> int | None:
     return found
 
 
-def train(folder: Path, steps: int, group: Path | None) -> dict[str, Any]:
-    """Train on four processes, one of them in a cgroup; return what the run says of them."""
-    run = folder / ("slow" if group else "even")
+def in_group(process: int, ended: Callable[[], bool], group: Path) -> None:
+    """Put a process into a cgroup."""
+    (group / "cgroup.procs").write_text(str(process))
+
+
+def stopped_half(process: int, ended: Callable[[], bool]) -> None:
+    """Stop a process and let it go on, in turn, until the run has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        while not ended():
+            os.kill(process, signal.SIGSTOP)
+            time.sleep(STOPPED_SECONDS)
+            os.kill(process, signal.SIGCONT)
+            time.sleep(STOPPED_SECONDS)
+
+
+def train(
+    folder: Path, name: str, steps: int, slow: Callable[[int, Callable[[], bool]], None] | None
+) -> dict[str, Any]:
+    """Train on four processes, one of them slowed; return what the run says of them."""
+    run = folder / name
     config = yaml.safe_load((ROOT / "configs/quickstart.yaml").read_text())
     config |= {"run_directory": str(run), "steps": steps, "topology": None, "simulate_devices": 1}
     config["mesh"] = {"dc": 2, "data": 2}
@@ -84,11 +106,11 @@ def train(folder: Path, steps: int, group: Path | None) -> dict[str, Any]:
             command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=ROOT
         ) as launched,
     ):
-        while group is not None and launched.poll() is None:
+        while slow is not None and launched.poll() is None:
             lines = (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").read_text()
             process = process_of_run(os.getpid(), SLOW) if lines else None
             if process is not None:
-                (group / "cgroup.procs").write_text(str(process))
+                slow(process, lambda: launched.poll() is not None)
                 break
             time.sleep(0.2)
     if launched.returncode:
@@ -98,8 +120,9 @@ def train(folder: Path, steps: int, group: Path | None) -> dict[str, Any]:
     seconds = sorted(line["seconds"] for line in lines if "seconds" in line)
     named = [event["text"] for event in events if event["kind"] == "late"]
     return {
-        "windows": (steps - 10) // 100,
+        "windows": (steps - READ_AFTER_STEPS) // WINDOW_STEPS,
         "named": named,
+        "named_rightly": sum(text.startswith(f"process {SLOW} ") for text in named),
         "median_step_seconds": seconds[len(seconds) // 2],
     }
 
@@ -113,20 +136,23 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULT)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        runs = {"stopped": train(Path(folder), "stopped", chosen.steps, stopped_half)}
         with quota_of(chosen.cores) as group:
-            slow = train(Path(folder), chosen.steps, group)
-        even = train(Path(folder), chosen.even_steps, None)
-    right = [text for text in slow["named"] if text.startswith(f"process {SLOW} ")]
+            slow = functools.partial(in_group, group=group)
+            runs["with_quota"] = train(Path(folder), "quota", chosen.steps, slow)
+        runs["even"] = train(Path(folder), "even", chosen.even_steps, None)
     result = {
         "command": " ".join(["python benchmarks/slowest_process.py", *sys.argv[1:]]),
         "cores": chosen.cores,
         "load_average": os.getloadavg(),
-        "with_quota": slow | {"named_rightly": len(right)},
-        "even": even,
+        **runs,
     }
     chosen.output.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"quota: {len(right)} of {slow['windows']} windows name process {SLOW}")
-    print(f"even: {len(even['named'])} of {even['windows']} windows name a process")
+    for name, run in runs.items():
+        print(
+            f"{name}: of {run['windows']} windows {run['named_rightly']} name process {SLOW}, "
+            f"{len(run['named'])} any"
+        )
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from geojax.cli.report_plots import (
 )
 from geojax.cli.run_figures import (
     loss_words,
+    newest_late,
     percent,
     run_words,
     seconds_left,
@@ -108,7 +109,11 @@ def page(runs: Sequence[ReportedRun], made: float) -> str:
         _title(runs),
         _headline(runs),
         *_section("Loss", _plots(loss_plot(runs), _gradient(runs))),
-        *_section("Speed", _plots(throughput_plot(runs), *parts_plots(runs), *late_plots(runs))),
+        *_section(
+            "Speed",
+            _plots(throughput_plot(runs), *parts_plots(runs), *late_plots(runs)),
+            *map(_slowest, runs),
+        ),
         *_links(runs),
         *_sites(runs),
         *_section("Attempts and events", timeline(runs), *map(_attempts, runs), *_events(runs)),
@@ -289,6 +294,15 @@ def _link_cells(main: DirectoryRecord, site: str) -> list[str]:
 
 def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else duration(seconds)
+
+
+def _slowest(run: ReportedRun) -> Markup:
+    """Name the process or site that was the slowest, and how often; nothing if nobody was."""
+    event = newest_late(run.main)
+    if event is None:
+        return joined()
+    when = "" if event.step is None else f" (step {event.step:,})"
+    return element("p", f"The slowest of {run.name}{when}: {event.text}.")
 
 
 def _attempts(run: ReportedRun) -> Markup:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from geojax.quantities import duration, quantity
+from geojax.saved_runs.records.attempt_records import EventRecord
 from geojax.saved_runs.records.run_record import DirectoryRecord, RunRecord
 from geojax.saved_runs.records.step_record import LinkRecord, SiteRecord, StepRecord
 
@@ -223,30 +224,9 @@ def _of_directory(directory: DirectoryRecord, now: float) -> SiteRecord:
     )
 
 
-class Lateness(NamedTuple):
-    """The process that most of the last steps waited for."""
-
-    process: int
-    seconds: float
-    """Mean of its lateness."""
-    steps: int
-    """Steps of `of` in which it was the slowest."""
-    of: int
-
-
-def lateness(records: Iterable[StepRecord]) -> Lateness | None:
-    """Return who is late in the last steps; None: nobody knows."""
-    seconds: dict[int, list[float]] = {}
-    steps = _last(records)
-    for record in steps:
-        process, late = (record.values.get(f"slowest/{name}") for name in ("process", "seconds"))
-        if process is not None and late is not None:
-            seconds.setdefault(int(process), []).append(late)
-    if not seconds:
-        return None
-    slowest = max(seconds, key=lambda process: sum(seconds[process]))
-    mean = statistics.fmean(seconds[slowest])
-    return Lateness(slowest, mean, len(seconds[slowest]), len(steps))
+def newest_late(directory: DirectoryRecord) -> EventRecord | None:
+    """Return the last event that named the slowest process or site; None: nobody was."""
+    return next((event for event in reversed(directory.events) if event.kind == "late"), None)
 
 
 def loss_words(loss: float) -> str:

@@ -11,9 +11,9 @@ from rich.text import Text
 from geojax.cli.escaping import escaped
 from geojax.cli.run_figures import (
     LinkMeans,
-    lateness,
     loss_words,
     mean_of,
+    newest_late,
     parts_of,
     percent,
     run_words,
@@ -317,17 +317,10 @@ def _table(first: str, *others: str) -> Table:
 
 
 def _late(main: DirectoryRecord) -> list[RenderableType]:
-    late = lateness(main.recent)
-    if late is None:
+    event = newest_late(main)
+    if main.latest is None or "slowest/seconds" not in main.latest.values or event is None:
         return []
-    pace = main.seconds.median or 0.0
-    text = f"process {late.process}, {duration(late.seconds)} behind in {late.steps} of "
-    text += f"{late.of} steps"
-    for event in reversed(main.events):  # which has its name, and how often
-        if event.kind == "late":
-            text = escaped(event.text)
-            break
-    return [_labelled("slowest", Text(text, style="yellow" if late.seconds > 0.05 * pace else ""))]
+    return [_labelled("slowest", Text(escaped(event.text), style="yellow"))]
 
 
 def _saves(main: DirectoryRecord, now: float) -> list[RenderableType]:
@@ -368,7 +361,12 @@ def _goodput(main: DirectoryRecord, is_unicode: bool) -> list[RenderableType]:
 
 
 def _events(main: DirectoryRecord, now: float, count: int, width: int) -> list[RenderableType]:
-    events = [event for event in main.events if event.kind not in _SHOWN_ABOVE]
+    late = newest_late(main)  # each window of steps has one
+    events = [
+        event
+        for event in main.events
+        if event.kind not in _SHOWN_ABOVE and (event.kind != "late" or event is late)
+    ]
     if not events or count < 1:
         return []
     table = Table.grid(padding=(0, 1, 0, 0), expand=True)

@@ -1,11 +1,15 @@
-"""The slowest process of one program, by name, in windows of steps.
+"""The slowest process of one program and the slowest island, by name, in windows of steps.
 
 In one program all processes wait for the slowest, and each step looks equally long to all. So each
 process notes figures of its own, and tells them once a window through the key-value store, from a
 thread: one message a process and window, and one read of them all by process 0. Nothing is sent
 over the devices' network, and no device is waited for.
+
+Islands measure how long each waits, and tell each other with the figures of each step. The slowest
+is the one that waits least while all others wait.
 """
 
+import collections
 import contextlib
 import json
 import math
@@ -17,7 +21,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple, Self
 
 from geojax.job.exit_messages import describe
-from geojax.quantities import quantity
+from geojax.quantities import duration
 from geojax.runtime.key_value_store import publish, published
 from geojax.runtime.throttling import throttled_seconds
 
@@ -51,6 +55,8 @@ class ProcessFigures(NamedTuple):
     """Median of the steps."""
     host: float
     """Mean time from the end of a step to the next dispatch."""
+    late: float
+    """Time in a step by which a thread that slept woke too late."""
     throttled: float
     """Time in a step for which the kernel held the process back, by the quota of its cgroup."""
     product: float
@@ -59,6 +65,7 @@ class ProcessFigures(NamedTuple):
 
 _CAUSES = {
     "host": "later with its dispatch",
+    "late": "longer stopped or without a core",
     "throttled": "longer held back by the quota of its cgroup",
     "product": "slower in a product on its device",
 }
@@ -71,15 +78,15 @@ class SlowProcess(NamedTuple):
     cause: str
     """Name of a figure of `ProcessFigures`."""
     excess: float
-    """Seconds beyond the median of all."""
+    """Seconds beyond the median of the others."""
 
 
 def slow_process(figures: Mapping[int, ProcessFigures]) -> SlowProcess | None:
     """Return the process that is slower than the others in a window; None: nobody is.
 
-    A process is slower if a figure of its own is half as much again as the median of all, lies six
-    standard deviations of the others above it, and costs a twentieth of a step. Times of the
-    product count by ratio and deviation alone, since there is one in a window.
+    A process is slower if a figure of its own is half as much again as the median of the others,
+    lies six of their standard deviations above it, and costs a twentieth of a step. Of the product
+    there is one time in a window: its own counts in the deviation, and its cost does not.
     """
     steps = [each.step for each in figures.values() if math.isfinite(each.step)]
     if len(figures) < _LEAST_PROCESSES or not steps:
@@ -94,14 +101,118 @@ def slow_process(figures: Mapping[int, ProcessFigures]) -> SlowProcess | None:
         }
         if len(values) < _LEAST_PROCESSES:
             continue
-        middle = statistics.median(values.values())
-        spread = statistics.median(abs(value - middle) for value in values.values())
-        least = max(_LEAST_RATIO * middle, middle + _DEVIATIONS * _TO_DEVIATION * spread)
         process = max(values, key=lambda each: values[each])
+        others = [value for each, value in values.items() if each != process]
+        middle = statistics.median(others)
+        spread = statistics.median(
+            abs(value - middle) for value in (values.values() if cause == "product" else others)
+        )
+        least = max(_LEAST_RATIO * middle, middle + _DEVIATIONS * _TO_DEVIATION * spread)
         excess = values[process] - middle
         if values[process] > least and (cause == "product" or excess > share):
             slow.append(SlowProcess(process, cause, excess))
     return max(slow, key=lambda each: (each.cause != "product", each.excess), default=None)
+
+
+class SlowSite(NamedTuple):
+    """A site that all others wait for."""
+
+    site: str
+    excess: float
+    """Seconds of a step that each other site waits longer than it, at least."""
+
+
+def slow_site(waits: Mapping[str, float], seconds: float) -> SlowSite | None:
+    """Return the site that all others wait for; None: there is none.
+
+    All others wait half as much again as it, and a twentieth of a step longer.
+
+    Args:
+        waits: seconds of a step in which each site waits for others.
+        seconds: those of a step.
+    """
+    if len(waits) < 2:
+        return None
+    site = min(waits, key=lambda each: waits[each])
+    others = min(waited for name, waited in waits.items() if name != site)
+    excess = others - waits[site]
+    if others < _LEAST_RATIO * waits[site] or excess <= _LEAST_SHARE * seconds:
+        return None
+    return SlowSite(site, excess)
+
+
+class NamedWindows:
+    """Counts of the windows that named a process or a site as the slowest.
+
+    Args:
+        tell: notes an event of a step by its text.
+    """
+
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
+        self._tell = tell
+        self.windows = 0
+        """Windows so far."""
+        self.named: collections.Counter[int | str] = collections.Counter()
+        """Windows in which a process or a site was the slowest."""
+        self.metrics: Mapping[str, float] = {}
+        """Metrics of the last window; empty if it named nobody."""
+
+    def even(self) -> None:
+        """Count a window in which nobody was slower than the others."""
+        self.windows += 1
+        self.metrics = {}
+
+    def slow(self, step: int, name: int | str, excess: float, words: str) -> None:
+        """Count a window that named somebody, and tell it.
+
+        Args:
+            step: number of the step in which that is known.
+            name: index of a process, or name of a site.
+            excess: seconds of a step, or of a product, beyond those of the others.
+            words: who it is, and by what it is slow.
+        """
+        self.windows += 1
+        self.named[name] += 1
+        count = self.named[name]
+        metrics = {"slowest/seconds": excess, "slowest/windows": count, "slowest/of": self.windows}
+        self.metrics = metrics | ({} if isinstance(name, str) else {"slowest/process": name})
+        self._tell(
+            step,
+            f"{words}; the slowest in {count} of {self.windows} windows of {WINDOW_STEPS} steps",
+        )
+
+
+class SiteWaits:
+    """Waits of all sites, in the first process of one of them, and the slowest site by window.
+
+    Args:
+        tell: notes an event of a step by its text.
+    """
+
+    def __init__(self, tell: Callable[[int, str], None]) -> None:
+        self.counts = NamedWindows(tell)
+        self._waits: dict[str, list[float]] = collections.defaultdict(list)
+        self._seconds: list[float] = []
+
+    def add(self, step: int, seconds: float, waits: Mapping[str, float]) -> None:
+        """Note the seconds of a step, and the newest waits that are known of each site."""
+        self._seconds.append(seconds)
+        for site, waited in waits.items():
+            self._waits[site].append(waited)
+        if step % WINDOW_STEPS:
+            return
+        means = {site: statistics.fmean(waits) for site, waits in self._waits.items()}
+        slow = slow_site(means, statistics.fmean(self._seconds))
+        if slow is None:
+            self.counts.even()
+        else:
+            words = (
+                f"site {slow.site} waits {duration(means[slow.site])} a step for other sites, and "
+                f"each other site waits {duration(slow.excess)} longer"
+            )
+            self.counts.slow(step, slow.site, slow.excess, words)
+        self._waits.clear()
+        self._seconds.clear()
 
 
 class SlowestWatch:
@@ -121,21 +232,17 @@ class SlowestWatch:
         tell: Callable[[int, str], None],
         product: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._process, self._tell, self._product = process, tell, product
+        self._process, self._product = process, product
+        self.counts = NamedWindows(tell)
         self._host: list[float] = []
         self._steps: list[float] = []
         self._throttled = throttled_seconds()
+        self._late = self._late_before = 0.0
         self._times: tuple[Future[float], Future[float]] | None = None
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._work, name="geojax slowest", daemon=True)
         self._suspect: int | None = None
         """Process whose product was slow in the window before."""
-        self.windows = 0
-        """Windows of which all figures were read."""
-        self.named: dict[int, int] = {}
-        """Windows in which a process was the slowest."""
-        self.latest: SlowProcess | None = None
-        """The slowest process of the last window."""
 
     def dispatched(
         self,
@@ -158,9 +265,16 @@ class SlowestWatch:
         if self._product is not None and step % WINDOW_STEPS == PRODUCT_STEP:
             self._times = end, end_of(self._product(metrics["loss"]))
 
-    def ended(self, step: int, seconds: float) -> None:
-        """Note the seconds of a step; at the end of a window tell its figures."""
+    def ended(self, step: int, seconds: float, late_seconds: float) -> None:
+        """Note the end of a step; at the end of a window tell its figures.
+
+        Args:
+            step: number of the step.
+            seconds: its time.
+            late_seconds: time of all steps so far by which a thread woke too late.
+        """
         self._steps.append(seconds)
+        self._late = late_seconds
         if step % WINDOW_STEPS == 0:
             content = json.dumps(self._window(step // WINDOW_STEPS))
             self._call(lambda: publish(f"{_FOLDER}/{self._process}", content))
@@ -179,10 +293,11 @@ class SlowestWatch:
             window,
             statistics.median(self._steps),
             statistics.fmean(self._host) if self._host else math.nan,
+            (self._late - self._late_before) / len(self._steps),
             (throttled - self._throttled) / len(self._steps),
             product,
         )
-        self._throttled, self._times = throttled, None
+        self._throttled, self._times, self._late_before = throttled, None, self._late
         self._host.clear()
         self._steps.clear()
         return figures
@@ -191,22 +306,17 @@ class SlowestWatch:
         """Find the slowest process of a window, on process 0."""
         figures = read_figures(published(_FOLDER), window)
         slow = slow_process(figures)
-        self.windows += 1
         # One product may be late by chance; a slow device is slow twice.
         suspect = slow.process if slow is not None and slow.cause == "product" else None
         if suspect is not None and suspect != self._suspect:
             slow = None
         self._suspect = suspect
-        self.latest = slow
         if slow is None:
+            self.counts.even()
             return
-        count = self.named[slow.process] = self.named.get(slow.process, 0) + 1
-        self._tell(
-            step,
-            f"{describe([slow.process])} is {quantity(slow.excess, 's')} "
-            f"{_CAUSES[slow.cause]} than the others; the slowest in {count} of {self.windows} "
-            f"windows of {WINDOW_STEPS} steps",
-        )
+        who, excess = describe([slow.process]), duration(slow.excess)
+        words = f"{who} is {excess} {_CAUSES[slow.cause]} than the others"
+        self.counts.slow(step, slow.process, slow.excess, words)
 
     def _call(self, call: Callable[[], None]) -> None:
         with contextlib.suppress(queue.Full):  # the store does not answer; the watchdog will tell

@@ -434,6 +434,7 @@ class Trainer:
             ledger=ledger,
             events=events,
             product=self._product(),
+            site=self._site,
         )
         before = time.monotonic()
         with _ending(ledger, events, loop):

@@ -34,7 +34,7 @@ from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress
 from geojax.train.runtime import Runtime, State
 from geojax.train.site_figures import site_metrics, site_words, told_figures
-from geojax.train.slowest import SlowestWatch
+from geojax.train.slowest import SiteWaits, SlowestWatch
 from geojax.train.spikes import SpikeDetector
 from geojax.train.step_profiler import StepProfiler
 from geojax.train.step_seconds import HostTimes, StepSeconds, split_seconds
@@ -50,7 +50,11 @@ _SHOWN_ORIGINS = 4
 """Sequences of a spike's step that are named."""
 
 _POLL_SECONDS = 0.002
-"""Between two looks at a step: a step of half a second is timed to half a percent."""
+"""Between two looks at a step, at least: a step of half a second is timed to half a percent."""
+_POLL_SHARE = 1 / 200
+"""Share of a long step between two looks near its end, and ten times that before."""
+_NEAR_END = 0.8
+"""Share of the step before after which a step may end soon."""
 
 OF_SOME_RUNS = ("mtp_loss", "aux_loss", "loss_scale")
 """Metrics that only some runs have: those that predict later tokens, with experts, and in fp16."""
@@ -67,6 +71,8 @@ class StepEnds:
         self._steps: queue.SimpleQueue[tuple[Any, Future[float]] | None] = queue.SimpleQueue()
         self._left = threading.Event()
         self._thread = threading.Thread(target=self._note, name="geojax step ends", daemon=True)
+        self.late_seconds = 0.0
+        """Sum of the time by which the thread woke later than it had asked for."""
 
     def of(self, metrics: Any) -> Future[float]:
         """Return the time, on the monotonic clock, at which the metrics of a step are there."""
@@ -86,12 +92,29 @@ class StepEnds:
     def _note(self) -> None:
         # The thread looks instead of blocking in XLA: devices that never finish must not keep the
         # process from ending, and a thread that blocks there while Python ends aborts the process.
+        usual = 0.0
         while (step := self._steps.get()) is not None:
             metrics, end = step
+            began = now = time.monotonic()
             while not _all_there(metrics):
-                if self._left.wait(_POLL_SECONDS):
+                pause = _pause(now - began, usual)
+                if self._left.wait(pause):
                     return
-            end.set_result(time.monotonic())
+                before, now = now, time.monotonic()
+                self.late_seconds += max(now - before - pause, 0.0)
+            end.set_result(now)
+            usual = now - began
+
+
+def _pause(elapsed: float, usual: float) -> float:
+    """Return the time until the next look at a step, of which there are less than 60 near `usual`.
+
+    Args:
+        elapsed: seconds since the first look.
+        usual: seconds that the step before took.
+    """
+    share = _POLL_SHARE if elapsed >= _NEAR_END * usual else 10 * _POLL_SHARE
+    return max(_POLL_SECONDS, share * max(usual, elapsed))
 
 
 def _all_there(metrics: Any) -> bool:
@@ -153,6 +176,8 @@ class TrainingLoop(Generic[State]):
     """The log of events, on the same process."""
     product: Callable[[Any], Any] | None = None
     """The timed product of one program of several processes; None: there is none."""
+    site: str = ""
+    """Name of this process's site."""
 
     def __post_init__(self) -> None:
         self.validation: dict[str, list[tuple[int, float]]] = {}
@@ -164,6 +189,8 @@ class TrainingLoop(Generic[State]):
         self.consumed = 0
         """Sequences of the data that all steps consumed."""
         self._clock = time.monotonic()
+        self._recording = 0.0
+        """Seconds in which the last step was recorded."""
         self._tokens_per_second: list[float] = []
         self._apart: dict[str, float] = {}
         self._slowest = None
@@ -172,6 +199,7 @@ class TrainingLoop(Generic[State]):
             self._slowest = SlowestWatch(
                 process, functools.partial(self._tell, "late"), self.product
             )
+        self._site_waits = SiteWaits(functools.partial(self._tell, "late"))
         self._spikes = {name: SpikeDetector() for name in ("loss", "gradient_norm")}
 
     @property
@@ -231,7 +259,8 @@ class TrainingLoop(Generic[State]):
             links, ended = self.runtime.link_traffic(), self._ends.of(metrics)
             self._pending.append(_PendingStep(done, self.consumed, metrics, links, ended, host))
             if self._slowest is not None:
-                since = max(self._clock, host.held_until)
+                # Process 0 records more than the others, and is no slower for that.
+                since = max(self._clock + self._recording, host.held_until)
                 self._slowest.dispatched(
                     done, host.dispatched - since, metrics, ended, self._ends.of
                 )
@@ -271,8 +300,10 @@ class TrainingLoop(Generic[State]):
         seconds = split_seconds(self._clock, host, ended, waiting)
         self._clock = ended
         if self._slowest is not None:
-            self._slowest.ended(step, seconds.total)
+            self._slowest.ended(step, seconds.total, self._ends.late_seconds)
+        began = time.monotonic()
         self._record(step, consumed, metrics, links, seconds)
+        self._recording = time.monotonic() - began
         self.stopped_early |= metrics["stop"] > 0
         self._save_asked |= metrics["save"] > 0
         limit = self.config.skip_limit
@@ -290,7 +321,7 @@ class TrainingLoop(Generic[State]):
             self._finish_oldest()
 
     def _restart_clock(self) -> None:
-        self._clock = time.monotonic()
+        self._clock, self._recording = time.monotonic(), 0.0
 
     def _record(
         self,
@@ -335,8 +366,8 @@ class TrainingLoop(Generic[State]):
             f"{duration(seconds)} a step",
             quantity(tokens_per_second, "tokens/s"),
         ]
-        if self._slowest is not None and (slow := self._slowest.latest) is not None:
-            values |= {"slowest/process": slow.process, "slowest/seconds": slow.excess}
+        if self._slowest is not None:
+            values |= self._slowest.counts.metrics
         if utilization is not None:
             values["mfu"] = utilization
             words.append(f"MFU {utilization:.1%}")
@@ -350,6 +381,10 @@ class TrainingLoop(Generic[State]):
             told = site_metrics(self.runtime.exchange_figures(told_figures(step, values, links)))
             values |= told
             words += [site_words(site, told) for site in links if f"site/{site}/step" in told]
+            waited = {site: told.get(f"site/{site}/wait_seconds") for site in links}
+            known = {site: wait for site, wait in waited.items() if wait is not None}
+            self._site_waits.add(step, seconds, known | {self.site: parts.waiting})
+            values |= self._site_waits.counts.metrics
         if metrics["skipped_in_a_row"]:
             scale = metrics.get("loss_scale")
             at = "" if scale is None else f" at a loss scale of 2^{math.log2(scale):.0f}"

@@ -73,6 +73,7 @@ def test_a_page_of_one_run(tmp_path, runs, capsys):
     assert str(output) in capsys.readouterr().out
     page = check_harmless(output.read_text())
     for words in (
+        "(step 905): process 3 (site west) is 0.9 s later than the others",
         *("2,000 of 2,000", "validation books, step 2,000", "median MFU", "goodput"),
         *("hours since the first start", "seconds a step, mean of each part", "round trip, ms"),
         *("1: killed", "3: end", "failed save (1)", "save (", "Plan against measurement"),

@@ -3,7 +3,6 @@
 import json
 
 from geojax.cli.run_figures import (
-    lateness,
     mesh_words,
     model_words,
     parts_of,
@@ -32,15 +31,11 @@ def test_a_run_by_its_config():
     assert run_words({}) == run_words({"model": 5, "mesh": [], "batch": 1, "dc": "x"}) == []
 
 
-def test_parts_and_lateness_are_means_of_the_last_steps():
+def test_parts_are_means_of_the_last_steps():
     lines = [{"step": step, "seconds/data": 1.0} for step in range(100)]
     lines += [{"step": 100 + step, "seconds/data": 3.0} for step in range(20)]
-    for line, process in zip(lines[-20:], [3] * 15 + [1] * 5, strict=True):
-        line |= {"slowest/process": process, "slowest/seconds": 0.5}
     records = [StepRecord.of(line) for line in lines]
     assert parts_of(records) == {"data": 3.0}
-    assert lateness(records) == (3, 0.5, 15, 20)
-    assert lateness(records[:50]) is None
 
 
 def test_figures_of_another_site_grow_old(tmp_path):

@@ -39,7 +39,7 @@ def test_all_sections_fit(islands, width, height):
     for word in (
         *("step 1,100 of 2,000", "55.0%", "left", "MFU", "books", "code", "|g|"),
         *("device", "data", "saves", "step 1,080", "productive", "lost"),
-        *("west", "85.5 ms", "as of", "process 3", "late", "replan"),
+        *("west", "85.4 ms", "as of", "process 3", "late", "replan"),
     ):
         assert word in text, word
 

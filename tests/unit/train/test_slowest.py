@@ -8,9 +8,16 @@ from concurrent.futures import Future
 import pytest
 
 from geojax.train import slowest
-from geojax.train.slowest import ProcessFigures, SlowestWatch, read_figures, slow_process
+from geojax.train.slowest import (
+    ProcessFigures,
+    SiteWaits,
+    SlowestWatch,
+    read_figures,
+    slow_process,
+    slow_site,
+)
 
-EVEN = ProcessFigures(1, step=0.05, host=0.004, throttled=0.0, product=0.02)
+EVEN = ProcessFigures(1, step=0.05, host=0.004, late=0.001, throttled=0.0, product=0.02)
 
 
 def figures(**changed):
@@ -23,6 +30,7 @@ def figures(**changed):
     [
         ({"host": 0.012}, "host"),
         ({"throttled": 0.02}, "throttled"),
+        ({"late": 0.02}, "late"),
         ({"product": 0.05}, "product"),
         ({"product": 0.05, "host": 0.012}, "host"),
     ],
@@ -34,10 +42,35 @@ def test_a_process_is_named_by_what_is_slow(changed, cause):
 
 @pytest.mark.parametrize(
     "changed",
-    [{}, {"host": 0.0055}, {"host": 0.006}, {"throttled": 0.002}, {"product": math.nan}],
+    [
+        {},
+        {"host": 0.0055},
+        {"host": 0.006},
+        {"throttled": 0.002},
+        {"late": 0.003},
+        {"product": math.nan},
+    ],
 )
 def test_nobody_is_named_who_is_like_the_others_or_costs_little(changed):
     assert slow_process(figures(**changed)) is None
+
+
+@pytest.mark.parametrize(
+    ("late", "slow"),
+    [
+        # Milliseconds of four processes on two busy cores, the third stopped half of the time.
+        ((23.7, 25.5, 45.1, 22.6), 2),
+        ((19.6, 25.2, 41.7, 26.6), 2),
+        ((34.8, 36.7, 55.0, 29.1), 2),
+        ((26.8, 35.1, 57.4, 27.1), 2),
+        ((24.5, 31.0, 26.0, 24.5), None),
+        ((20.0, 40.0, 60.0, 50.0), None),
+    ],
+)
+def test_the_others_say_how_much_is_usual(late, slow):
+    told = {process: EVEN._replace(late=each / 1e3) for process, each in enumerate(late)}
+    named = slow_process(told)
+    assert (None if named is None else named.process) == slow
 
 
 def test_of_two_processes_nobody_is_named():
@@ -47,7 +80,7 @@ def test_of_two_processes_nobody_is_named():
 def test_what_is_no_figure_of_the_window_is_left_out():
     told = json.dumps(EVEN)
     entries = {"0": told, "1": json.dumps(EVEN._replace(window=2)), "2": "[]", "x": told}
-    entries |= {"4": "[" * 10_000, "5": json.dumps([1, "a", 2.0, 3.0, 4.0])}
+    entries |= {"4": "[" * 10_000, "5": json.dumps([1, "a", 2.0, 3.0, 4.0, 5.0])}
     assert read_figures(entries, 1) == {0: EVEN}
 
 
@@ -89,7 +122,7 @@ def run_windows(monkeypatch, windows, product_of):
                 return after
 
             watch.dispatched(step, 0.001, {"loss": 0.0}, end, end_of)
-            watch.ended(step, 0.05)
+            watch.ended(step, 0.05, 0.0)
     return store, told, watches[0]
 
 
@@ -104,7 +137,13 @@ def test_a_slow_device_is_named_when_it_is_slow_twice(monkeypatch):
     assert [step for step, _ in told] == [210, 310]
     assert "process 1 " in told[-1][1]
     assert "in 2 of 3 windows" in told[-1][1]
-    assert watch.named == {1: 2}
+    assert watch.counts.named == {1: 2}
+    assert watch.counts.metrics == {
+        "slowest/process": 1,
+        "slowest/seconds": pytest.approx(0.03),
+        "slowest/windows": 2,
+        "slowest/of": 3,
+    }
 
 
 def test_a_store_that_does_not_answer_holds_nobody_up(monkeypatch):
@@ -112,5 +151,36 @@ def test_a_store_that_does_not_answer_holds_nobody_up(monkeypatch):
     monkeypatch.setattr(slowest, "publish", lambda *entry: release.wait())
     with SlowestWatch(1, lambda *event: None) as watch:
         for step in range(1, 2001):
-            watch.ended(step, 0.05)
+            watch.ended(step, 0.05, 0.0)
         release.set()
+
+
+@pytest.mark.parametrize(
+    ("waits", "site"),
+    [
+        ({"east": 0.001, "west": 0.2}, "east"),
+        ({"east": 0.2, "west": 0.01, "north": 0.21}, "west"),
+        ({"east": 0.2, "west": 0.19}, None),  # both wait for the link
+        ({"east": 0.001, "west": 0.04}, None),  # a twenty-fifth of a step
+        ({"east": 0.0, "west": 0.01, "north": 0.4}, None),  # north alone waits
+        ({"east": 0.3}, None),
+    ],
+)
+def test_a_site_is_named_that_all_others_wait_for(waits, site):
+    slow = slow_site(waits, 1.0)
+    assert (None if slow is None else slow.site) == site
+
+
+def test_a_window_of_waits_names_a_site_and_how_often():
+    told = []
+    waits = SiteWaits(lambda *event: told.append(event))
+    for step in range(1, 401):
+        late = 0.0 if 100 < step <= 200 else 0.3
+        waits.add(step, 1.0, {"east": 0.002, "west": late} if step > 5 else {"east": 0.002})
+    assert [step for step, _ in told] == [100, 300, 400]
+    assert told[-1][1] == (
+        "site east waits 2 ms a step for other sites, and each other site waits 298 ms longer; "
+        "the slowest in 3 of 4 windows of 100 steps"
+    )
+    assert waits.counts.metrics["slowest/windows"] == 3
+    assert "slowest/process" not in waits.counts.metrics
