@@ -35,12 +35,14 @@ READ_AFTER_STEPS = 10
 """Steps after a window until process 0 reads what all processes told of it."""
 
 _FOLDER = "slowest"
-_LEAST_RATIO = 1.5
+_LEAST_RATIO = 1.4
 _LEAST_SHARE = 0.05
 """Share of a step by which a process is later than the others, if it is named."""
-_DEVIATIONS = 6.0
-_TO_DEVIATION = 1.4826
+_DEVIATIONS = 4.5
+_OF_MEDIAN = 1.4826
 """Standard deviation of normal numbers, in units of their median absolute deviation."""
+_OF_MEAN = 1.2533
+"""Standard deviation of normal numbers, in units of their mean absolute deviation."""
 _LEAST_PROCESSES = 3
 """Nobody is named among fewer: of two processes either may be unlike the other."""
 _MOST_WAITING = 4
@@ -84,9 +86,10 @@ class SlowProcess(NamedTuple):
 def slow_process(figures: Mapping[int, ProcessFigures]) -> SlowProcess | None:
     """Return the process that is slower than the others in a window; None: nobody is.
 
-    A process is slower if a figure of its own is half as much again as the median of the others,
-    lies six of their standard deviations above it, and costs a twentieth of a step. Of the product
-    there is one time in a window: its own counts in the deviation, and its cost does not.
+    A process is slower if a figure of its own is 1.4 times the median of the others, lies 4.5 of
+    their standard deviations above it, and costs a twentieth of a step. Of the product
+    there is one time in a window: some of all are far off, so that the deviation is that of all by
+    their median, and the cost of one does not count.
     """
     steps = [each.step for each in figures.values() if math.isfinite(each.step)]
     if len(figures) < _LEAST_PROCESSES or not steps:
@@ -104,10 +107,12 @@ def slow_process(figures: Mapping[int, ProcessFigures]) -> SlowProcess | None:
         process = max(values, key=lambda each: values[each])
         others = [value for each, value in values.items() if each != process]
         middle = statistics.median(others)
-        spread = statistics.median(
-            abs(value - middle) for value in (values.values() if cause == "product" else others)
-        )
-        least = max(_LEAST_RATIO * middle, middle + _DEVIATIONS * _TO_DEVIATION * spread)
+        if cause == "product":
+            spread = statistics.median(abs(value - middle) for value in values.values())
+            deviation = _OF_MEDIAN * spread
+        else:
+            deviation = _OF_MEAN * statistics.fmean(abs(value - middle) for value in others)
+        least = max(_LEAST_RATIO * middle, middle + _DEVIATIONS * deviation)
         excess = values[process] - middle
         if values[process] > least and (cause == "product" or excess > share):
             slow.append(SlowProcess(process, cause, excess))
@@ -125,7 +130,7 @@ class SlowSite(NamedTuple):
 def slow_site(waits: Mapping[str, float], seconds: float) -> SlowSite | None:
     """Return the site that all others wait for; None: there is none.
 
-    All others wait half as much again as it, and a twentieth of a step longer.
+    All others wait 1.4 times as long as it, and a twentieth of a step longer.
 
     Args:
         waits: seconds of a step in which each site waits for others.

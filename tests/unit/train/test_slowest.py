@@ -64,6 +64,7 @@ def test_nobody_is_named_who_is_like_the_others_or_costs_little(changed):
         ((34.8, 36.7, 55.0, 29.1), 2),
         ((26.8, 35.1, 57.4, 27.1), 2),
         ((24.5, 31.0, 26.0, 24.5), None),
+        ((21.3, 20.7, 29.7, 35.9), None),  # other work of the machine
         ((20.0, 40.0, 60.0, 50.0), None),
     ],
 )
