@@ -95,8 +95,9 @@ class StepEnds:
         usual = 0.0
         while (step := self._steps.get()) is not None:
             metrics, end = step
+            arrays = [leaf for leaf in jax.tree.leaves(metrics) if isinstance(leaf, jax.Array)]
             began = now = time.monotonic()
-            while not _all_there(metrics):
+            while not _all_there(arrays):
                 pause = _pause(now - began, usual)
                 if self._left.wait(pause):
                     return
@@ -117,9 +118,8 @@ def _pause(elapsed: float, usual: float) -> float:
     return max(_POLL_SECONDS, share * max(usual, elapsed))
 
 
-def _all_there(metrics: Any) -> bool:
+def _all_there(arrays: Sequence[Any]) -> bool:
     """Return True if all arrays are computed or have failed: a reader of these gets the error."""
-    arrays: list[Any] = [leaf for leaf in jax.tree.leaves(metrics) if isinstance(leaf, jax.Array)]
     return all(array.is_ready() for array in arrays)
 
 

@@ -1,6 +1,7 @@
 """The training loop on a runtime of plain numbers: no mesh, no plan, no compiled program."""
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -20,11 +21,14 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import RunError
 from geojax.islands.traffic import LinkTraffic
 from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
+from geojax.train.events import EventLog
 from geojax.train.facts import RunFacts
+from geojax.train.goodput import GoodputLedger
 from geojax.train.report import Progress
 from geojax.train.site_figures import site_metrics
 from geojax.train.step_profiler import StepProfiler
 from geojax.train.training_loop import TrainingLoop
+from geojax.train.writing.background_writer import write_at_once
 from geojax.transport import SocketFigures, ToldFigures
 
 STEPS = 10
@@ -382,3 +386,55 @@ def test_skipped_steps_do_not_end_the_run_while_the_loss_scale_can_fall():
     with loop_of(runtime, precision="fp16") as loop:
         assert loop.run(0, 0, 0) == STEPS
     assert "at a loss scale of 2^3" in loop.text.getvalue()
+
+
+class OnDevice:
+    """A number on a device: whoever reads it by another way than `jax.device_get` waits for it."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def _read(self, *arguments):
+        raise AssertionError("a hook waits for the devices")
+
+    __float__ = __int__ = __bool__ = __index__ = __array__ = __add__ = __eq__ = _read
+    __hash__ = None
+    block_until_ready = is_ready = item = tolist = _read
+
+
+class DeviceRuntime(CountingRuntime):
+    """A runtime whose metrics lie on a device."""
+
+    def step(self, state, batch, requests):
+        done, metrics = super().step(state, batch, requests)
+        return done, {name: OnDevice(value) for name, value in metrics.items()}
+
+
+@pytest.mark.parametrize("has_hooks", [False, True])
+def test_hooks_wait_for_no_device(monkeypatch, tmp_path, has_hooks):
+    read = []
+
+    def device_get(values):
+        read.append(values)
+        if isinstance(values, dict):
+            return {name: value.value for name, value in values.items()}
+        return values
+
+    monkeypatch.setattr("jax.device_get", device_get)
+    monkeypatch.setattr("geojax.train.slowest.WINDOW_STEPS", 4)
+    monkeypatch.setattr("geojax.train.slowest.PRODUCT_STEP", 2)
+    monkeypatch.setattr("geojax.train.slowest.READ_AFTER_STEPS", 1)
+    runtime, products = DeviceRuntime(), []
+    with loop_of(runtime) as loop:
+        if has_hooks:
+            loop = dataclasses.replace(
+                loop,
+                product=lambda loss: products.append(loss) or loss,
+                ledger=GoodputLedger(tmp_path, write_at_once, began=time.time(), step=0),
+                events=EventLog(tmp_path, write_at_once),
+            )
+        loop.run(0, 0, 0)
+    steps = [values for values in read if isinstance(values, dict)]
+    validated = [values for values in read if not isinstance(values, dict)]
+    assert (len(steps), len(validated)) == (STEPS, len(runtime.evaluated))
+    assert len(products) == (3 if has_hooks else 0)
