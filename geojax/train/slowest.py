@@ -36,13 +36,15 @@ READ_AFTER_STEPS = 10
 
 _FOLDER = "slowest"
 _LEAST_RATIO = 1.4
-_LEAST_SHARE = 0.05
+_LEAST_SHARE = 0.1
 """Share of a step by which a process is later than the others, if it is named."""
 _DEVIATIONS = 4.5
 _OF_MEDIAN = 1.4826
 """Standard deviation of normal numbers, in units of their median absolute deviation."""
 _OF_MEAN = 1.2533
 """Standard deviation of normal numbers, in units of their mean absolute deviation."""
+_SLOW_PRODUCTS = 3
+"""Windows in a row in which a product is slow, before its process is named."""
 _LEAST_PROCESSES = 3
 """Nobody is named among fewer: of two processes either may be unlike the other."""
 _MOST_WAITING = 4
@@ -87,7 +89,7 @@ def slow_process(figures: Mapping[int, ProcessFigures]) -> SlowProcess | None:
     """Return the process that is slower than the others in a window; None: nobody is.
 
     A process is slower if a figure of its own is 1.4 times the median of the others, lies 4.5 of
-    their standard deviations above it, and costs a twentieth of a step. Of the product
+    their standard deviations above it, and costs a tenth of a step. Of the product
     there is one time in a window: some of all are far off, so that the deviation is that of all by
     their median, and the cost of one does not count.
     """
@@ -130,7 +132,7 @@ class SlowSite(NamedTuple):
 def slow_site(waits: Mapping[str, float], seconds: float) -> SlowSite | None:
     """Return the site that all others wait for; None: there is none.
 
-    All others wait 1.4 times as long as it, and a twentieth of a step longer.
+    All others wait 1.4 times as long as it, and a tenth of a step longer.
 
     Args:
         waits: seconds of a step in which each site waits for others.
@@ -246,8 +248,8 @@ class SlowestWatch:
         self._times: tuple[Future[float], Future[float]] | None = None
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
         self._thread = threading.Thread(target=self._work, name="geojax slowest", daemon=True)
-        self._suspect: int | None = None
-        """Process whose product was slow in the window before."""
+        self._suspects: collections.deque[int | None] = collections.deque(maxlen=_SLOW_PRODUCTS)
+        """Processes whose product was slow in the last windows."""
 
     def dispatched(
         self,
@@ -311,11 +313,11 @@ class SlowestWatch:
         """Find the slowest process of a window, on process 0."""
         figures = read_figures(published(_FOLDER), window)
         slow = slow_process(figures)
-        # One product may be late by chance; a slow device is slow twice.
+        # A product or two may be late by chance; a slow device is slow each time.
         suspect = slow.process if slow is not None and slow.cause == "product" else None
-        if suspect is not None and suspect != self._suspect:
+        self._suspects.append(suspect)
+        if suspect is not None and self._suspects.count(suspect) < _SLOW_PRODUCTS:
             slow = None
-        self._suspect = suspect
         if slow is None:
             self.counts.even()
             return
