@@ -29,6 +29,7 @@ from geojax.cli.report_plots import (
     timeline,
 )
 from geojax.cli.run_figures import (
+    achieved_words,
     loss_words,
     newest_late,
     percent,
@@ -247,8 +248,8 @@ def _links(runs: Sequence[ReportedRun]) -> list[Markup]:
     for run in runs:
         for site in link_sites(run.main):
             rows.append([_of_run(run, runs, f"to {site}"), *_link_cells(run.main, site)])
-    headings = ["link", "sends a step", "sends", "receives", "round trip", "waits a step"]
-    headings += ["planned wait"]
+    headings = ["link", "sends a step", "sends", "receives", "busy at", "round trip"]
+    headings += ["waits a step", "planned wait"]
     return _section("Links between sites", _plots(*plots), PageTable(headings, rows).html())
 
 
@@ -286,6 +287,7 @@ def _link_cells(main: DirectoryRecord, site: str) -> list[str]:
     return [
         "-" if sent is None else quantity(sent, "B"),
         *("-" if rate is None else quantity(8 * rate, "bit/s") for rate in rates),
+        achieved_words(mean("bytes_per_second"), mean("topology_bytes_per_second")),
         _seconds(mean("round_trip_seconds")),
         _seconds(mean("wait_seconds")),
         "-" if planned is None else f"{duration(planned)} (planned)",
@@ -423,6 +425,8 @@ def _plan_rows(run: ReportedRun, planned: PlanRecord) -> list[list[str]]:
             rows.append([name, *cells, _difference(figure.value, measured), error])
 
     add("median step", planned.step_seconds, main.seconds.median, "s")
+    waits = main.curves.mean("seconds/waiting")
+    add("waits for other sites", planned.wait_seconds, waits, "s")
     sites = link_sites(main)
     sent = [main.curves.mean(f"link/{site}/sent_bytes") for site in sites]
     known = [each for each in sent if each is not None]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from geojax.quantities import duration, quantity
 from geojax.saved_runs.records.attempt_records import EventRecord
+from geojax.saved_runs.records.curves import CurvePoint
 from geojax.saved_runs.records.run_record import DirectoryRecord, RunRecord
 from geojax.saved_runs.records.step_record import LinkRecord, SiteRecord, StepRecord
 
@@ -87,12 +88,17 @@ def parts_of(records: Iterable[StepRecord]) -> dict[str, float]:
     return {part: statistics.fmean(seconds) for part, seconds in parts.items()}
 
 
+_OF_WINDOWS = ("round_trip_seconds", "bytes_per_second", "topology_bytes_per_second")
+
+
 class LinkWords(NamedTuple):
     """A row of a table of links; "-" is what nobody measured."""
 
     site: str
     sends: str
     receives: str
+    achieved: str
+    """Rate while messages are on their way, of that in the topology."""
     round_trip: str
     waits: str
     cause: str
@@ -100,11 +106,22 @@ class LinkWords(NamedTuple):
     retransmits: str
 
 
+def achieved_words(achieved: float | None, of: float | None) -> str:
+    """Return a link's rate in bytes a second while it is busy, as a share of the topology's."""
+    if achieved is None or of is None:
+        return _rate(achieved)
+    return f"{achieved / of:.0%} of {_rate(of)}"
+
+
 class LinkMeans(NamedTuple):
     """Means of a link over the last steps."""
 
     link: LinkRecord
     round_trip: float | None
+    achieved: float | None
+    """Bytes a second while messages are on their way."""
+    topology_rate: float | None
+    """Bytes a second of the topology, which `geojax probe` measures."""
 
     @classmethod
     def by_site(cls, directory: DirectoryRecord) -> "dict[str, LinkMeans]":
@@ -115,12 +132,14 @@ class LinkMeans(NamedTuple):
             links = [
                 record.links[site] for record in _last(directory.recent) if site in record.links
             ]
-            # Windows measure round trips, and write them in lines of their own.
-            points = directory.curves.points(f"link/{site}/round_trip_seconds")
+            # Windows measure these figures, and write them in lines of their own.
+            of_windows = [
+                _newest(directory.curves.points(f"link/{site}/{name}")) for name in _OF_WINDOWS
+            ]
             round_trip = _mean(link.round_trip_seconds for link in links)
-            if round_trip is None and points:
-                round_trip = points[-1].mean
-            figures[site] = cls(_mean_link(links), round_trip)
+            figures[site] = cls(_mean_link(links), *of_windows)
+            if round_trip is not None:
+                figures[site] = figures[site]._replace(round_trip=round_trip)
         return figures
 
     def words(self, site: str) -> LinkWords:
@@ -131,12 +150,17 @@ class LinkMeans(NamedTuple):
             site,
             _rate(link.sent_per_second),
             _rate(link.received_per_second),
+            achieved_words(self.achieved, self.topology_rate),
             "-" if self.round_trip is None else duration(self.round_trip),
             waits,
             cause,
             "-" if link.in_flight is None else f"{link.in_flight:.0f}",
             "-" if link.retransmits is None else f"{link.retransmits:.3g}",
         )
+
+
+def _newest(points: Sequence[CurvePoint]) -> float | None:
+    return points[-1].mean if points else None
 
 
 def _mean_link(links: Sequence[LinkRecord]) -> LinkRecord:

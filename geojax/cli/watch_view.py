@@ -29,7 +29,16 @@ from geojax.saved_runs.records.step_record import VALIDATION, StepRecord
 from geojax.suggestions import shortened
 
 _WIDE = 120
-_WIDE_TABLE = 100
+_LINK_COLUMNS = {
+    "sends": 0,
+    "receives": 0,
+    "round trip": 0,
+    "waits a step": 0,
+    "busy at": 76,
+    "in flight": 100,
+    "resent": 110,
+}
+"""Columns of the table of links, each with the least width of the terminal for it."""
 _LEAST_PLOT, _MOST_PLOT = 7, 20
 _SILENCE = 10
 """Steps in whose time a run without a new one is called silent."""
@@ -266,6 +275,9 @@ def _parts(main: DirectoryRecord, is_unicode: bool) -> list[RenderableType]:
         for part, value in ordered:
             if value >= 0.0005:
                 text.append(f"  {part} {duration(value)}", style=_PART_STYLES[part])
+    planned = main.known("seconds/planned_waiting")
+    if planned is not None:
+        text.append(f"  waits for other sites {duration(planned)} planned")
     return [_labelled("seconds", text)]
 
 
@@ -274,15 +286,14 @@ def _links(run: RunRecord, width: int) -> list[RenderableType]:
     figures = LinkMeans.by_site(main)
     if not figures:
         return []
-    headings = ("sends", "receives", "round trip", "waits a step", "in flight", "resent")
-    count = len(headings) if width >= _WIDE_TABLE else len(headings) - 1
-    table = _table("link to", *headings[:count])
+    headings = [heading for heading, least in _LINK_COLUMNS.items() if width >= least]
+    table = _table("link to", *headings)
     for site, link in figures.items():
         words = link.words(site)
         waits = f"{words.waits} ({escaped(words.cause)})" if words.cause else words.waits
         cells = [words.sends, words.receives, words.round_trip, waits]
-        cells += [words.in_flight, words.retransmits]
-        table.add_row(site, *cells[:count])
+        cells += [words.achieved, words.in_flight, words.retransmits]
+        table.add_row(site, *cells[: len(headings)])
     return [table]
 
 
@@ -393,6 +404,9 @@ def step_line(record: StepRecord, steps: int | None) -> str:
         words += [f"{name} {value}".strip() for name, value in _named(record)]
         if (seconds := record.values.get("seconds")) is not None:
             words.append(f"{duration(seconds)} a step")
+        planned = record.values.get("seconds/planned_waiting")
+        if planned is not None:
+            words.append(f"waits {duration(planned)} planned")
         for site, link in record.links.items():
             if link.wait_seconds is not None:
                 words.append(f"waits {duration(link.wait_seconds)} for {site}")

@@ -164,6 +164,9 @@ class SmallerStep(Settings):
     seconds: Figure | None = None
     """Time of the step; null: it could not be predicted."""
 
+    wait_seconds: Figure | None = None
+    """Part of it in which nothing but messages between sites goes on; null: not predicted."""
+
 
 class MemoryVerdict(Settings):
     """The result of a comparison of a step's memory with that of a device."""
@@ -250,6 +253,9 @@ class Step(Settings):
     seconds: Figure | None = None
     """Time of a step; null: it could not be predicted."""
 
+    wait_seconds: Figure | None = None
+    """Part of it in which nothing but messages between sites goes on; null: not predicted."""
+
     bytes_between_sites: Figure | None = None
     """Bytes that the devices of a site together send to other sites; null: not known yet, as of
     islands, which count their messages."""
@@ -305,6 +311,7 @@ class Step(Settings):
             "sites": sites,
             "ramp": (),
             "seconds": smaller.seconds,
+            "wait_seconds": smaller.wait_seconds,
             "bytes_between_sites": crossing,
         }
         return self.model_copy(update=update)

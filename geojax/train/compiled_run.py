@@ -29,6 +29,7 @@ from geojax.step.program import batch_shape, trace_evaluation, trace_step
 from geojax.step.resolved import Step
 from geojax.step.state import TrainState, initial_state, state_layouts, with_own_sites
 from geojax.topology import Topology
+from geojax.train.link_figures import PlannedWait
 from geojax.train.links.agreement import LinksOfOneProgram
 from geojax.train.runtime import Batch
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
@@ -129,6 +130,13 @@ class CompiledRun:
     def exchange_figures(self, figures: bytes) -> Mapping[str, ToldFigures]:
         """Tell nobody: all sites have the same program."""
         return {}
+
+    @functools.cached_property
+    def planned_wait(self) -> PlannedWait | None:
+        """Wait for other sites that the plan expects of a step; None: there is none."""
+        figure = self.resolved.of_batch(self.sequences).wait_seconds
+        _, *others = site_names(self.plan.mesh, self.config.load_topology())
+        return PlannedWait(figure.value, others) if others and figure is not None else None
 
     def measured_links(self) -> Mapping[str, MeasuredLink]:
         """Return the least round trip of the heartbeats of each other site, on the first process.

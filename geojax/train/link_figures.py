@@ -1,10 +1,19 @@
 """Figures of a site's links: metrics and progress of a step, and the summary of a run."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from geojax.islands.traffic import LinkTraffic
-from geojax.quantities import quantity
+from geojax.quantities import duration, quantity
+
+
+class PlannedWait(NamedTuple):
+    """A wait for other sites that the plan expects of each step."""
+
+    seconds: float
+    sites: Sequence[str]
+    """The other sites."""
 
 
 def link_metrics(site: str, traffic: LinkTraffic, seconds: float) -> dict[str, float]:
@@ -26,6 +35,19 @@ def link_metrics(site: str, traffic: LinkTraffic, seconds: float) -> dict[str, f
         **{f"link/{site}/wait_seconds_{cause}": waited for cause, waited in waits.items()},
         **sockets,
     }
+
+
+def planned_metrics(planned: PlannedWait) -> dict[str, float]:
+    """Return the metrics of a wait that nobody measured; a single link has all of it."""
+    metrics = {"seconds/planned_waiting": planned.seconds}
+    if len(planned.sites) == 1:
+        metrics[f"link/{planned.sites[0]}/planned_wait_seconds"] = planned.seconds
+    return metrics
+
+
+def planned_words(planned: PlannedWait) -> str:
+    """Return the part of a progress line for a wait that nobody measured."""
+    return f"waits {duration(planned.seconds)} for other sites (planned)"
 
 
 def link_words(site: str, traffic: LinkTraffic) -> str:

@@ -12,6 +12,7 @@ from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
 from geojax.step.state import TrainState
 from geojax.topology import Topology
+from geojax.train.link_figures import PlannedWait
 from geojax.train.links.agreement import LinkAgreement
 from geojax.transport import MeasuredLink, ToldFigures
 
@@ -60,6 +61,11 @@ class Runtime(Protocol[State]):
     @property
     def sent_bytes(self) -> float | None:
         """Bytes that the devices of a site send to other sites in a step; None with one site."""
+        ...
+
+    @property
+    def planned_wait(self) -> PlannedWait | None:
+        """Wait for other sites that the plan expects of a step; None: islands measure theirs."""
         ...
 
     @property

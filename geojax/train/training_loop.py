@@ -29,7 +29,13 @@ from geojax.train.adapt.replan import Replanning
 from geojax.train.events import EventKind, EventLog
 from geojax.train.facts import RunFacts, peak_memory
 from geojax.train.goodput import GoodputLedger
-from geojax.train.link_figures import LinkTotals, link_metrics, link_words
+from geojax.train.link_figures import (
+    LinkTotals,
+    link_metrics,
+    link_words,
+    planned_metrics,
+    planned_words,
+)
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress
 from geojax.train.runtime import Runtime, State
@@ -377,6 +383,9 @@ class TrainingLoop(Generic[State]):
             words.append(link_words(site, traffic))
             if len(self._tokens_per_second) > 1:  # the first step may still be warming up
                 self.links[site].add(traffic, seconds)
+        if (planned := self.runtime.planned_wait) is not None:
+            values |= planned_metrics(planned)
+            words.append(planned_words(planned))
         if jax.process_index() == 0 and links:
             told = site_metrics(self.runtime.exchange_figures(told_figures(step, values, links)))
             values |= told

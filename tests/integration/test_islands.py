@@ -83,6 +83,12 @@ def test_each_site_shows_its_link_and_draws_a_step(trained):
         for step in steps:
             assert step[f"link/{other}/sent_bytes"] == step[f"link/{other}/received_bytes"] > 0
             assert step[f"link/{other}/wait_seconds"] >= step[f"link/{other}/wait_seconds_bucket"]
+        seen = [step for step in steps if f"site/{other}/step" in step]
+        assert seen, "the other site has told its figures"
+        of_other = losses(run / other)
+        for step in seen:
+            assert step[f"site/{other}/loss"] == of_other[int(step[f"site/{other}/step"])]
+            assert step[f"site/{other}/age_seconds"] >= 0
         assert (run / site / "timeline.png").stat().st_size > 10_000
         events = json.loads((run / site / "timeline.json").read_text())["traceEvents"]
         assert {"Reduce 0", "Add 0", "Add scalars", "Apply"} <= {each["name"] for each in events}
@@ -132,6 +138,9 @@ def test_sites_of_two_processes_train_alike(trained, tmp_path, exact_losses):
     assert made.returncode == 0, made.stdout + made.stderr
     assert losses(tmp_path / "run" / "east") == losses(tmp_path / "run" / "west")
     assert_as_near(losses(tmp_path / "run" / "west"), losses(run / "west"), exact_losses)
+    for site, other in zip(SITES, SITES[::-1], strict=True):
+        steps = read_metrics(tmp_path / "run" / site / "metrics.jsonl")
+        assert any(f"site/{other}/loss" in step for step in steps)
 
 
 def test_one_program_goes_on_from_the_checkpoint_of_a_site(trained, tmp_path, exact_losses):

@@ -184,6 +184,8 @@ def _step(writer: _Writer, step: int, seconds: dict, waiting_for: dict, *, is_ag
         "loss_scale": 1.0,
         "link/OTHER/sent_bytes": 4.0e9,
         "link/OTHER/received_bytes": 4.0e9,
+        "link/OTHER/bytes_per_second": 1.1e9,
+        "link/OTHER/topology_bytes_per_second": 1.25e9,
         "link/OTHER/sent_bytes_per_second": 4.0e9 / whole,
         "link/OTHER/received_bytes_per_second": 4.0e9 / whole,
         "link/OTHER/messages_in_flight": 16,

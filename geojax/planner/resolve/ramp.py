@@ -7,7 +7,7 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.pipeline.schedule import Schedule, TickTable
 from geojax.planner.resolve.pipeline_plan import choose_hop_ticks, within_memory
-from geojax.planner.resolve.run_prediction import step_figure
+from geojax.planner.resolve.run_prediction import step_times
 from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.planner.resolve.site_schedule import event_schedule
 from geojax.step.plan import StepPlan
@@ -37,7 +37,8 @@ def smaller_steps(config: RunConfig, order: Order | None) -> tuple[SmallerStep, 
                 f"batch.ramp: a batch of {size} sequences has {sized.batch.microbatches} "
                 f"microbatches in a pipeline: {error}"
             ) from None
-        steps.append(SmallerStep(global_batch_size=size, pipeline=made, seconds=step_figure(sized)))
+        times = step_times(sized)._asdict()
+        steps.append(SmallerStep(global_batch_size=size, pipeline=made, **times))
     return tuple(steps)
 
 

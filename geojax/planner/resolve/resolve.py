@@ -18,7 +18,7 @@ from geojax.planner.resolve.link_plan import link_lines
 from geojax.planner.resolve.pipeline_plan import costs_of_stages
 from geojax.planner.resolve.preflight import Preflight, preflight
 from geojax.planner.resolve.ramp import Order, order_by_events, order_in_ticks, smaller_steps
-from geojax.planner.resolve.run_prediction import step_figure
+from geojax.planner.resolve.run_prediction import step_times
 from geojax.planner.resolve.run_stages import chosen_layers
 from geojax.planner.resolve.site_schedule import event_schedule, site_work
 from geojax.planner.resolve.traced_run import abstract_run_mesh, trace_plan
@@ -66,7 +66,7 @@ def resolve(
         sites=made.sites,
         ramp=smaller_steps(config, made.order),
         flops_per_token=model_flops(config.model, config.batch.sequence_length),
-        seconds=step_figure(config),
+        **step_times(config)._asdict(),
         bytes_between_sites=_bytes_between_sites(made.traced),
         memory_bytes=_memory_bytes(compared),
         memory=compared.verdict,

@@ -1,6 +1,7 @@
 """The prediction of a run's step by the cost model."""
 
 import functools
+from typing import NamedTuple
 
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
@@ -40,20 +41,31 @@ def predict_run(
     )
 
 
-def step_figure(config: RunConfig) -> Figure | None:
-    """Return the predicted time of the step of `config`; None: a peak or a link is not known."""
+class StepTimes(NamedTuple):
+    """Predicted times of a step; None: a peak or a link is not known."""
+
+    seconds: Figure | None = None
+    """The whole step."""
+    wait_seconds: Figure | None = None
+    """Part of it in which nothing but messages between sites goes on."""
+
+
+def step_times(config: RunConfig) -> StepTimes:
+    """Return the predicted times of the step of `config`."""
     topology = config.load_topology()
     if topology is None:
-        return None
+        return StepTimes()
     try:
         predicted = predict_run(config, topology)
     except UserError:
-        return None
-    return Figure(
+        return StepTimes()
+    waits = sum(term.exposed_seconds for term in predicted.terms if term.network == "between_sites")
+    seconds = Figure(
         value=predicted.step_seconds,
         source="cost model",
         relative_error=predicted.relative_error,
     )
+    return StepTimes(seconds, Figure(value=max(0.0, waits), source="cost model"))
 
 
 @functools.lru_cache(maxsize=4)

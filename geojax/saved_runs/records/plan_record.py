@@ -15,7 +15,16 @@ MOST_STEP_BYTES = 1 << 24
 
 _KEY = re.compile(r"^(\w+):", re.MULTILINE)
 _SECTIONS = frozenset(
-    ("layout", "seconds", "bytes_between_sites", "memory_bytes", "memory", "notes", "origin")
+    (
+        "layout",
+        "seconds",
+        "wait_seconds",
+        "bytes_between_sites",
+        "memory_bytes",
+        "memory",
+        "notes",
+        "origin",
+    )
 )
 
 
@@ -45,6 +54,8 @@ class PlanRecord:
     """A step.yaml as far as a person compares it with the run; None: not known."""
 
     step_seconds: PlannedFigure | None
+    wait_seconds: PlannedFigure | None
+    """Wait of a step for other sites."""
     crossing_bytes: PlannedFigure | None
     """Bytes that the devices of a site together send to other sites in a step."""
     device_bytes: PlannedFigure | None
@@ -73,6 +84,7 @@ class PlanRecord:
         version = origin.get("geojax")
         return cls(
             _figure(content.get("seconds")),
+            _figure(content.get("wait_seconds")),
             _figure(content.get("bytes_between_sites")),
             _figure(content.get("memory_bytes")),
             line if isinstance(line, str) else "",

@@ -121,7 +121,7 @@ class PlanComparison:
             return
         window = self._window()
         self._steps = []
-        self._write(step, _metrics(window))
+        self._write(step, _metrics(window, self._plan.figures.links))
         if self._expected is None:
             self._begin(step, window)
         self._windows = [*self._windows, window][-WINDOWS:]
@@ -191,12 +191,15 @@ class PlanComparison:
         self._told = told
 
 
-def _metrics(window: StepFigures) -> dict[str, float]:
-    """Return what a window adds to the metrics of its steps."""
+def _metrics(window: StepFigures, planned: Mapping[str, LinkFigures]) -> dict[str, float]:
+    """Return what a window adds to the metrics of its steps; `planned` is of the topology."""
     values = {}
     for site, link in window.links.items():
         if link.round_trip_seconds is not None:
             values[f"link/{site}/round_trip_seconds"] = link.round_trip_seconds
         if link.bytes_per_second is not None:
             values[f"link/{site}/bytes_per_second"] = link.bytes_per_second
+            rate = planned.get(site, LinkFigures()).bytes_per_second
+            if rate is not None:
+                values[f"link/{site}/topology_bytes_per_second"] = rate
     return values

@@ -67,6 +67,19 @@ def test_planned_waits_are_marked(tmp_path):
     assert "250 ms planned" in shown(tmp_path)
 
 
+def test_a_busy_link_is_held_against_the_topology(tmp_path):
+    lines = [
+        {"step": 1, "loss": 2.5, "link/west/wait_seconds": 0.25},
+        {
+            "step": 1,
+            "link/west/bytes_per_second": 9e7,
+            "link/west/topology_bytes_per_second": 1.2e8,
+        },
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "75% of 960 Mbit/s" in shown(tmp_path)
+
+
 def test_nothing_from_a_run_reaches_the_terminal_as_a_command(tmp_path):
     line = {"step": 1, "loss": 1e99, "seconds": 1e99, f"validation/{HOSTILE}": 2.0, "mfu": -1e99}
     line |= {f"link/{HOSTILE}/wait_seconds": 1, f"link/w/wait_seconds_{HOSTILE}": 1}

@@ -46,7 +46,11 @@ def test_the_first_window_is_held_to_the_plan_and_later_ones_to_it(run):
         "compared with this one"
     )
     assert run.metrics == {
-        2: {"link/west/round_trip_seconds": 0.021, "link/west/bytes_per_second": 1.2e8}
+        2: {
+            "link/west/round_trip_seconds": 0.021,
+            "link/west/bytes_per_second": 1.2e8,
+            "link/west/topology_bytes_per_second": 1.25e8,
+        }
     }
     assert run.window(1.05) == []
 

@@ -24,6 +24,7 @@ from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
 from geojax.train.events import EventLog
 from geojax.train.facts import RunFacts
 from geojax.train.goodput import GoodputLedger
+from geojax.train.link_figures import PlannedWait
 from geojax.train.report import Progress
 from geojax.train.site_figures import site_metrics
 from geojax.train.step_profiler import StepProfiler
@@ -80,6 +81,8 @@ class CountingRuntime:
         if self.loss_scale is not None:
             metrics["loss_scale"] = np.float32(self.loss_scale)
         return done, metrics
+
+    planned_wait = None
 
     def link_traffic(self):
         return self.links
@@ -243,6 +246,19 @@ def test_a_step_is_timed_by_its_end_not_by_when_the_host_reads_it(monkeypatch):
     seconds = {step: values["seconds"] for step, values in loop.writer.lines if "loss" in values}
     # Only after a validation, which follows steps 4 and 8, the clock starts when the host is there.
     assert [seconds[step] for step in (2, 3, 4, 6, 7, 8, 10)] == pytest.approx([100] * 7)
+
+
+@pytest.mark.parametrize("sites", [["west"], ["west", "north"]])
+def test_a_wait_that_the_plan_expects_is_marked_planned(sites):
+    runtime = CountingRuntime()
+    runtime.planned_wait = PlannedWait(0.125, sites)
+    with loop_of(runtime) as loop:
+        loop.run(0, 0, 0)
+    step = loop.writer.lines[2][1]
+    assert step["seconds/planned_waiting"] == 0.125
+    planned = {name: value for name, value in step.items() if name.startswith("link/")}
+    assert planned == ({"link/west/planned_wait_seconds": 0.125} if len(sites) == 1 else {})
+    assert "waits 125 ms for other sites (planned)" in loop.text.getvalue()
 
 
 def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
