@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from geojax import run_paths
 from geojax.checkpoint.lock import FolderLock
 from geojax.errors import UserError
 from geojax.paths import write_atomically
@@ -31,16 +32,16 @@ class RunDirectory:
         """Make the directory; `checkpoints` is the folder of those that lie elsewhere."""
         self.path = Path(path)
         self._make()
-        self.config = self.path / "config.yaml"
+        self.config = self.path / run_paths.CONFIG
         self.step = self.step_file(self.path)
-        self.checkpoints = checkpoints or self.path / "checkpoints"
-        self.metrics = self.path / "metrics.jsonl"
-        self.tensorboard = self.path / "tensorboard"
-        self.trackers = self.path / "trackers"
-        self.profile = self.path / "profile"
-        self.loss_curve = self.path / "loss.png"
-        self.samples = self.path / "sample.txt"
-        self._lock = FolderLock(self.path / "lock")
+        self.checkpoints = checkpoints or self.path / run_paths.CHECKPOINTS
+        self.metrics = self.path / run_paths.METRICS
+        self.tensorboard = self.path / run_paths.TENSORBOARD
+        self.trackers = self.path / run_paths.TRACKERS
+        self.profile = self.path / run_paths.PROFILE
+        self.loss_curve = self.path / run_paths.LOSS_CURVE
+        self.samples = self.path / run_paths.SAMPLES
+        self._lock = FolderLock(self.path / run_paths.LOCK)
 
     def metrics_of(self, process: int) -> Path:
         """Return the file of a process's metrics, by its index in the run."""
@@ -50,7 +51,7 @@ class RunDirectory:
     @staticmethod
     def step_file(path: Path) -> Path:
         """Return the file of the resolved step in a run directory, which need not be there."""
-        return path / "step.yaml"
+        return path / run_paths.STEP
 
     @staticmethod
     def is_there(path: Path) -> bool:

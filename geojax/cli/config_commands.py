@@ -11,6 +11,7 @@ import tyro
 from geojax.cli.config_file import ConfigFile
 from geojax.errors import UserError
 from geojax.paths import shown_path
+from geojax.run_paths import CONFIG
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +104,7 @@ def _leaves(name: str) -> dict[str, str]:
 
     path = expanded_path(name)
     if path.is_dir():
-        path /= "config.yaml"
+        path /= CONFIG
         if not path.is_file():
             raise UserError(f"{name}: holds no config.yaml; a run directory of geojax would do")
     config = RunConfig.load(path).model_dump(mode="json")

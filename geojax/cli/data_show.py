@@ -18,6 +18,7 @@ from geojax.cli.sequence_lines import counted, sequence_lines
 from geojax.errors import UserError
 from geojax.paths import resolved_path
 from geojax.quantities import Count, Length, quantity
+from geojax.run_paths import CHECKPOINTS, CONFIG
 from geojax.settings import Settings
 from geojax.suggestions import listed, shortened
 
@@ -135,9 +136,9 @@ def _config(command: DataShowCommand, path: Path, overrides: Sequence[str]) -> "
     """
     file = command.config
     if path.is_dir():
-        found = [path / "config.yaml"]
-        if not found[0].exists() and (path / "checkpoints").is_dir():
-            found = sorted(path.glob("*/config.yaml"))  # islands have a directory each
+        found = [path / CONFIG]
+        if not found[0].exists() and (path / CHECKPOINTS).is_dir():
+            found = sorted(path.glob(f"*/{CONFIG}"))  # islands have a directory each
         if not found or not found[0].exists():
             raise UserError(
                 f"{path}: is neither a run's directory (no config.yaml) nor prepared data (no "

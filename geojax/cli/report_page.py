@@ -39,6 +39,7 @@ from geojax.cli.run_figures import (
     tokens_words,
 )
 from geojax.quantities import duration, quantity
+from geojax.run_paths import CONFIG
 from geojax.saved_runs.records.attempt_records import CATEGORIES, LOST, UNATTRIBUTED
 from geojax.saved_runs.records.plan_record import PlannedFigure, PlanRecord
 from geojax.saved_runs.records.run_record import DirectoryRecord
@@ -497,7 +498,7 @@ def _restarts(run: ReportedRun) -> list[Markup]:
     configs = [main.earlier_configs[number] for number in sorted(main.earlier_configs)]
     configs.append(main.config)
     numbers = [f"config.{number}.yaml" for number in sorted(main.earlier_configs)]
-    numbers.append("config.yaml")
+    numbers.append(CONFIG)
     parts = []
     for number in range(len(configs) - 1):
         title = f"Changes over a restart of {run.name}"

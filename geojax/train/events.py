@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from geojax.saved_runs.records.run_files import EVENTS
+from geojax.run_paths import EVENTS
 from geojax.train.writing.appended_file import AppendedFile
 from geojax.train.writing.background_writer import Put
 

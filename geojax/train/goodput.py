@@ -15,17 +15,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from geojax.paths import write_atomically
-from geojax.saved_runs.records.attempt_records import AttemptRecord, add_numbers, in_order
-from geojax.saved_runs.records.run_files import GOODPUT, GOODPUT_NOW
+from geojax.run_paths import GOODPUT, GOODPUT_NOW
+from geojax.saved_runs.records.attempt_records import AttemptRecord, Use, add_numbers, in_order
 from geojax.train.writing.appended_file import AppendedFile
 from geojax.train.writing.background_writer import Put
-
-Kind = Literal[
-    "starting", "compiling", "productive", "recomputed", "waiting", "data", "validation", "saving"
-]
-"""The work that seconds went into. recomputed: steps that an earlier attempt had done too.
-waiting: devices waited for another site, or this process for others at the start. data: devices
-waited for a batch."""
 
 Outcome = Literal["end", "stopped", "failed", "killed"]
 """The end of an attempt. stopped: by a signal. killed: it left no other trace."""
@@ -78,14 +71,14 @@ class GoodputLedger:
             put(GOODPUT, lambda: self._lines.append(line))
         self._write()
 
-    def spend(self, kind: Kind, seconds: float, waiting_for: str | None = None) -> None:
+    def spend(self, kind: Use, seconds: float, waiting_for: str | None = None) -> None:
         """Count seconds of a kind."""
         add_numbers(self._seconds, {kind: seconds})
         if waiting_for is not None:
             add_numbers(self._waiting_for, {waiting_for: seconds})
 
     @contextlib.contextmanager
-    def spent(self, kind: Kind) -> Iterator[None]:
+    def spent(self, kind: Use) -> Iterator[None]:
         """Count the seconds of the block."""
         began = time.monotonic()
         try:

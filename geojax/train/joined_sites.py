@@ -21,6 +21,7 @@ from geojax.job.cluster_env import ProcessSettings
 from geojax.job.island_env import VARIABLES, IslandSettings
 from geojax.mesh import index_on_host
 from geojax.network_names import LAST_PORT
+from geojax.run_paths import STEP
 from geojax.settings import leaves_by_key
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
@@ -211,7 +212,7 @@ def shared_settings(config: RunConfig, digest: str, contents: Mapping[str, str])
     """
     return {
         **settings_of_all_sites(config),
-        "step.yaml": digest,
+        STEP: digest,
         "content of data.sources": {
             name: content[:_HASH_LETTERS] for name, content in contents.items()
         },

@@ -100,6 +100,32 @@ def changed_settings(saved: Mapping[str, Any], config: RunConfig) -> list[Change
     return [Change(*each) for each in shown if each[1] != each[2]]
 
 
+def differences(
+    saved: Mapping[str, Any], config: RunConfig, metadata: Mapping[str, Any]
+) -> list[str]:
+    """List in lines for a person what differs in a run that goes on from a checkpoint.
+
+    Args:
+        saved: metadata of the checkpoint.
+        config: the run, from `with_saved_schedule`.
+        metadata: those of the run's own checkpoints.
+    """
+    changes = changed_settings(saved["config"], config)
+    notes = (
+        schedule_note(saved["config"], config),
+        jump_note(saved, config),
+        module_note(saved, config),
+    )
+    lines = [f"changed since step {saved['step']}: {change}" for change in changes]
+    lines += [note for note in notes if note is not None]
+    if saved["data"] != metadata["data"]:
+        lines.append(
+            "note: the data, the seed or the sequence length differ from the checkpoint's; "
+            "from this step on the run uses the new ones"
+        )
+    return lines
+
+
 def schedule_note(saved: Mapping[str, Any], config: RunConfig) -> str | None:
     """Say how the learning rate goes on where the run's length is not that of its schedule."""
     end = config.optimizer.decay_steps

@@ -5,16 +5,15 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
 from jax.sharding import Mesh
 
-import geojax
 from geojax import runtime
-from geojax.checkpoint import Checkpointer, RunDirectory
+from geojax.checkpoint import RunDirectory
 from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, fingerprint, refuse_other_base
 from geojax.checkpoint.reading.compatibility import refuse_earlier_version, refuse_other_model
 from geojax.checkpoint.reading.initial_weights import InitialWeights
@@ -34,8 +33,8 @@ from geojax.islands.stage_transport import between_sites
 from geojax.job.cluster_env import ProcessSettings, complete
 from geojax.job.island_env import IslandSettings
 from geojax.mesh import leads_site, site_names
-from geojax.models import OwnModel
 from geojax.models.huggingface.checkpoint import other_settings
+from geojax.run_paths import CHECKPOINTS
 from geojax.runtime.compilation import CompilationCounter
 from geojax.step.batches import sequences_of_process
 from geojax.step.config_plan import make_run_mesh, step_plan
@@ -48,26 +47,24 @@ from geojax.train import run_state
 from geojax.train.adapt.comparison import PlanComparison, plan_of_step
 from geojax.train.adapt.replan import Replanning
 from geojax.train.agreed_step import agreed_step
+from geojax.train.attempt import Attempt, StartSeconds
 from geojax.train.compiled_run import CompiledRun
-from geojax.train.events import EventKind, EventLog
 from geojax.train.facts import run_facts
-from geojax.train.goodput import START, GoodputLedger, Kind, process_began
+from geojax.train.goodput import process_began
 from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
-from geojax.train.joined_sites import joined_sites, refuse_other_weights, saves_of_sites
+from geojax.train.joined_sites import joined_sites, refuse_other_weights
 from geojax.train.local_product import agreed_count, local_product
 from geojax.train.metrics import MetricsWriter
 from geojax.train.report import Progress, draw_loss_curve
 from geojax.train.resume import (
-    changed_settings,
-    jump_note,
-    module_note,
+    differences,
     ramp_note,
     refuse_other_schedule,
-    schedule_note,
     warmup_note,
     with_saved_model,
     with_saved_schedule,
 )
+from geojax.train.run_checkpoints import open_checkpoints, run_metadata
 from geojax.train.run_trackers import RunTrackers
 from geojax.train.runtime import Batch, Runtime
 from geojax.train.services import Log, Services
@@ -75,9 +72,6 @@ from geojax.train.step_profiler import StepProfiler
 from geojax.train.training_loop import TrainingLoop, mean_loss, resized
 from geojax.train.writing.background_writer import BackgroundWriter
 from geojax.transport import Transport
-
-_MOST_REASON = 300
-"""Most characters of an error in the log of events."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +152,7 @@ class Trainer:
         self._first = jax.process_index() == 0
         _check_profiled(config, jax.process_count())
         self.topology = config.load_topology()
-        self._began, self._spent = process_began(), dict[Kind, float]()
+        self._start_seconds = StartSeconds(process_began())
         with contextlib.ExitStack() as stack:
             self._open(stack, require_checkpoint)
             self._stack = stack.pop_all()
@@ -196,7 +190,7 @@ class Trainer:
         # Where the newest checkpoint is damaged, an older one may have consumed less.
         consumed = 0 if newest is None else int(newest["consumed_sequences"])
         self._compile(stack, plan, transport, self.config.batch.sizes.size_at(consumed))
-        self.metadata = _metadata(self.config, self.loader)
+        self.metadata = run_metadata(self.config, self.loader.fingerprint)
         if self.config.model.lora is not None:
             assert weights is not None, "adapters have weights to adapt"
             self.metadata[BASE_WEIGHTS] = fingerprint(weights)
@@ -205,7 +199,7 @@ class Trainer:
         )
         # Some collectives time out when their ranks start far apart: all compile, then wait here.
         timeout = self.config.watchdog.first_step_seconds
-        with self._timed("waiting"):
+        with self._start_seconds.timed("waiting"):
             runtime.barrier("ready to train", timeout_seconds=timeout)
         if self._first:
             self.files.put(
@@ -243,9 +237,7 @@ class Trainer:
         if leads_site(self.mesh):  # where it fails, the processes of all sites are told
             verify([source.text for source in self.corpus.sources], progress=self._shows_progress)
         self.checkpointer = stack.enter_context(
-            _open_checkpoints(
-                config, self.directory, self.mesh, self.topology, self._log, transport
-            )
+            open_checkpoints(config, self.directory, self.mesh, self.topology, self._log, transport)
         )
         return plan, transport
 
@@ -277,13 +269,13 @@ class Trainer:
         if self._island is not None:
             counted, programs = UPDATE_NAME, len(own_stages(self.mesh))
         self.compilations = stack.enter_context(CompilationCounter(counted, programs))
-        with self._timed("compiling"):
+        with self._start_seconds.timed("compiling"):
             self.runtime: Runtime[Any] = self._compiled(plan, transport, sequences)
         self._check_products(plan)
         # A process that compiles reaches the first collective long after one with a warm cache,
         # and the collective times out after half a minute.
         timeout = self.config.watchdog.first_step_seconds
-        with self._timed("waiting"):
+        with self._start_seconds.timed("waiting"):
             runtime.barrier("compiled", timeout_seconds=timeout)
         self._describe()
 
@@ -354,21 +346,8 @@ class Trainer:
         refuse_earlier_version(directory.checkpoints / str(step), saved)
         refuse_other_schedule(directory.checkpoints, saved, given, config)
         log(f"resuming from step {step} in {directory.path}")
-        for change in changed_settings(saved["config"], config):
-            log(f"changed since step {step}: {change}")
-        notes = (
-            schedule_note(saved["config"], config),
-            jump_note(saved, config),
-            module_note(saved, config),
-        )
-        for note in notes:
-            if note is not None:
-                log(note)
-        if saved["data"] != self.metadata["data"]:
-            log(
-                "note: the data, the seed or the sequence length differ from the checkpoint's; "
-                "from this step on the run uses the new ones"
-            )
+        for note in differences(saved, config, self.metadata):
+            log(note)
         return _Start(state, step, int(saved["consumed_sequences"]))
 
     def fit(
@@ -392,13 +371,10 @@ class Trainer:
         if self.step_number >= config.steps:
             self._log(nothing_to_train(self.step_number, config))
         writer = self._writer()
-        ledger, events = self._ledger(), None
-        if ledger is not None:
-            events = EventLog(self.directory.path, self.files.put)
-            kind: EventKind = "resume" if self.step_number else "start"
-            number = ledger.attempt
-            text = f"attempt {number} goes on from step {self.step_number}"
-            events.note(self.step_number, kind, text, attempt=number)
+        start, self._start_seconds = self._start_seconds, StartSeconds(time.time())
+        attempt = None
+        if first:
+            attempt = Attempt.begin(self.directory.path, self.files.put, self.step_number, start)
         comparison = self._comparison(writer)
         loop: TrainingLoop[Any] = TrainingLoop(
             runtime=self.runtime,
@@ -431,13 +407,13 @@ class Trainer:
             compilations=self.compilations,
             comparison=comparison,
             replanning=self._replanning(comparison),
-            ledger=ledger,
-            events=events,
+            ledger=None if attempt is None else attempt.ledger,
+            events=None if attempt is None else attempt.events,
             product=self._product(),
             site=self._site,
         )
         before = time.monotonic()
-        with _ending(ledger, events, loop):
+        with contextlib.nullcontext() if attempt is None else attempt.ending(loop):
             self.state = loop.run(self.state, self.step_number, self.consumed_sequences)
         seconds = time.monotonic() - before
         self.runtime = loop.runtime
@@ -467,29 +443,6 @@ class Trainer:
             texts=texts,
             unsampled=unsampled,
         )
-
-    @contextlib.contextmanager
-    def _timed(self, kind: Kind) -> Iterator[None]:
-        """Count seconds before the first step."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._spent[kind] = self._spent.get(kind, 0.0) + time.monotonic() - began
-
-    def _ledger(self) -> GoodputLedger | None:
-        """Begin the ledger of an attempt, on the process that writes the run's files."""
-        began, self._began = self._began, time.time()
-        spent, self._spent = self._spent, {}
-        if not self._first:
-            return None
-        ledger = GoodputLedger(
-            self.directory.path, self.files.put, began=began, step=self.step_number
-        )
-        for kind, seconds in spent.items():
-            ledger.spend(kind, seconds, START if kind == "waiting" else None)
-        ledger.spend("starting", max(time.time() - began - sum(spent.values()), 0.0))
-        return ledger
 
     def _writer(self) -> MetricsWriter | None:
         """Open this process's metrics if it writes any, and start the trackers on the first one."""
@@ -659,31 +612,6 @@ def open_initial_weights(config: RunConfig) -> InitialWeights | None:
     return open_weights(config.initial_weights, config.model.base)
 
 
-@contextlib.contextmanager
-def _ending(
-    ledger: GoodputLedger | None, events: EventLog | None, loop: TrainingLoop[Any]
-) -> Iterator[None]:
-    """Note in the run's files how the training of the block ended."""
-    try:
-        yield
-    except BaseException as error:
-        if ledger is not None and events is not None:
-            events.note(ledger.last_step, "end", f"failed: {_first_line(error)}")
-            ledger.end("failed")
-        raise
-    if ledger is not None and events is not None:
-        step = ledger.last_step
-        if loop.stopped_early:
-            events.note(step, "stop", "stopped on request; the state is saved")
-        else:
-            events.note(step, "end", "all steps are done")
-        ledger.end("stopped" if loop.stopped_early else "end")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0][:_MOST_REASON] or type(error).__name__
-
-
 def _check_profiled(config: RunConfig, processes: int) -> None:
     """Check that the processes to profile are there.
 
@@ -722,7 +650,7 @@ def _run_directory(config: RunConfig, island: IslandSettings | None) -> RunDirec
         UserError: it cannot be made.
     """
     path = own_directory(config, island)
-    return RunDirectory(path, None if island is None else config.run_directory / "checkpoints")
+    return RunDirectory(path, None if island is None else config.run_directory / CHECKPOINTS)
 
 
 def _open_loader(config: RunConfig, corpus: Corpus, sequences: list[int]) -> Loader:
@@ -737,44 +665,3 @@ def _open_loader(config: RunConfig, corpus: Corpus, sequences: list[int]) -> Loa
         validation_sequences=config.evaluation.sequences,
         total_sequences=config.batch.sizes.consumed_after(config.steps),
     )
-
-
-def _open_checkpoints(
-    config: RunConfig,
-    directory: RunDirectory,
-    mesh: Mesh,
-    topology: Topology | None,
-    log: Log,
-    transport: Transport | None,
-) -> Checkpointer:
-    sites, own, held = None, None, None
-    if transport is not None:
-        to_sites = between_sites(transport, config.mesh.dc)
-        sites, own = to_sites.site_names, to_sites.site_names[to_sites.site]
-        held = saves_of_sites(to_sites, mesh)
-    elif config.checkpoint.per_site:
-        sites = site_names(mesh, topology)
-    links = topology.links if topology is not None else ()
-    bandwidths = [link.towards(site).bytes_per_second for link in links for site in link.sites]
-    return Checkpointer(
-        directory.checkpoints,
-        mesh,
-        sites=sites,
-        island=own,
-        saves_of_sites=held,
-        keep=config.checkpoint.keep,
-        interval=config.checkpoint.interval,
-        interval_minutes=config.checkpoint.interval_minutes,
-        link_bytes_per_second=min(bandwidths, default=None),
-        report=log,
-    )
-
-
-def _metadata(config: RunConfig, loader: Loader) -> dict[str, Any]:
-    own = {"module_digest": config.model.digest} if isinstance(config.model, OwnModel) else {}
-    return own | {
-        "model": config.model.model_dump(mode="json"),
-        "data": loader.fingerprint,
-        "config": config.model_dump(mode="json"),
-        "version": geojax.__version__,
-    }

@@ -18,7 +18,7 @@ from geojax.transport.protocol import MessageKey, PeerCounters, SocketFigures, T
 from geojax.transport.receiving import Arriving, Inbox, IncomingChannel
 from geojax.transport.sending import Outbox, OutgoingChannel
 from geojax.transport.streams import MOST_STREAMS, Streams
-from geojax.transport.tcp import socket_figures
+from geojax.transport.tcp import SocketMeter
 
 
 class PeerLink:
@@ -49,6 +49,7 @@ class PeerLink:
         self.lost: str | None = None
         """Reason why the peer is lost; None: it is not."""
         self.clock = LinkClock()
+        self._meter = SocketMeter()
         self.told: ToldFigures | None = None
         """The newest figures that the peer told; None: there are none."""
         self._route, self._there = route, there
@@ -140,7 +141,7 @@ class PeerLink:
         with self._adopting:
             outgoing = list(self._outgoing.values())
         sockets = [socket for channel in outgoing for socket in channel.sockets]
-        return socket_figures([*self.control.sockets, *sockets])
+        return self._meter.read([*self.control.sockets, *sockets])
 
     def check(self) -> None:
         """Raise a `RunError` that names the peer if it is lost; let go of what it was offered."""

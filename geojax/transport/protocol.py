@@ -71,7 +71,7 @@ class SocketFigures(NamedTuple):
     round_trip_seconds: float
     """Smoothed time from a packet to its acknowledgment, on the connection where it is least."""
     retransmits: int
-    """Packets that were sent again, over connections that are open now."""
+    """Packets that were sent again so far, on all connections."""
 
 
 class Fetch(Protocol):

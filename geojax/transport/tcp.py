@@ -6,6 +6,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 
 from geojax.transport.protocol import SocketFigures
@@ -78,17 +79,25 @@ def keep_alive(connection: socket.socket, seconds: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MAX_MS)
 
 
-def socket_figures(connections: Iterable[socket.socket]) -> SocketFigures | None:
-    """Return what the kernel counts of connections to a peer; None: it counts nothing."""
-    trips, retransmits = [], 0
-    for connection in connections:
-        with contextlib.suppress(OSError):  # it has ended
-            facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-            if len(facts) == _TCP_INFO.size:
-                microseconds, resent = _TCP_INFO.unpack(facts)
-                trips.append(1e-6 * microseconds)
-                retransmits += resent
-    return SocketFigures(min(trips), retransmits) if trips else None
+class SocketMeter:
+    """Figures of the connections to a peer, as the kernel counts them for each."""
+
+    def __init__(self) -> None:
+        self._retransmits = 0
+        self._counted: weakref.WeakKeyDictionary[socket.socket, int] = weakref.WeakKeyDictionary()
+
+    def read(self, connections: Iterable[socket.socket]) -> SocketFigures | None:
+        """Return the figures with the connections of now; None: the kernel counts nothing."""
+        trips = []
+        for connection in connections:
+            with contextlib.suppress(OSError):  # it has ended
+                facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+                if len(facts) == _TCP_INFO.size:
+                    microseconds, resent = _TCP_INFO.unpack(facts)
+                    trips.append(microseconds / 1e6)
+                    self._retransmits += resent - self._counted.get(connection, 0)
+                    self._counted[connection] = resent
+        return SocketFigures(min(trips), self._retransmits) if trips else None
 
 
 def shut(connection: socket.socket) -> None:

@@ -19,6 +19,7 @@ from geojax.errors import UserError
 from geojax.named_arrays import leaves_by_name
 from geojax.optim.averages import AVERAGE
 from geojax.paths import resolved_path
+from geojax.run_paths import CHECKPOINTS
 from geojax.sharding.leaf_layouts import PADDING
 
 
@@ -51,7 +52,7 @@ class SavedModel:
         Raises:
             UserError: there is none, or the folder of a site is missing or damaged.
         """
-        checkpoints = resolved_path(run / "checkpoints")
+        checkpoints = resolved_path(run / CHECKPOINTS)
         parts = list_parts(checkpoints, checkpoints)
         steps = sorted({part.step for part in parts if step in (None, part.step)}, reverse=True)
         if not steps:

@@ -3,22 +3,19 @@
 import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
 from geojax.network_names import is_site_name
 from geojax.saved_runs.records.step_record import finite, whole
 
-CATEGORIES = (
-    "productive",
-    "recomputed",
-    "starting",
-    "compiling",
-    "waiting",
-    "data",
-    "validation",
-    "saving",
-    "other",
-)
+Use = Literal[
+    "productive", "recomputed", "starting", "compiling", "waiting", "data", "validation", "saving"
+]
+"""A use of an attempt's seconds. recomputed: steps that an earlier attempt had done too. waiting:
+devices waited for another site, or this process for others at the start. data: devices waited for
+a batch."""
+
+CATEGORIES = (*get_args(Use), "other")
 """Uses of an attempt's seconds, as goodput.jsonl names them."""
 
 LOST = "lost"

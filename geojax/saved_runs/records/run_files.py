@@ -10,15 +10,8 @@ from typing import NamedTuple, Protocol
 
 from geojax.errors import UserError
 from geojax.network_names import is_site_name
+from geojax.run_paths import CONFIG, EVENTS, FOLDERS, GOODPUT, GOODPUT_NOW, METRICS, STEP
 
-METRICS = "metrics.jsonl"
-EVENTS = "events.jsonl"
-GOODPUT = "goodput.jsonl"
-GOODPUT_NOW = "goodput-now.json"
-CONFIG = "config.yaml"
-STEP = "step.yaml"
-
-_NO_SITES = ("checkpoints", "tensorboard", "trackers", "profile")
 _EARLIER_CONFIG = re.compile(r"config\.(\d{1,6})\.yaml")
 _FILES = (METRICS, EVENTS, GOODPUT, GOODPUT_NOW, CONFIG, STEP)
 _PIECE = 1 << 22
@@ -52,7 +45,7 @@ class RunFiles(Protocol):
 def is_of_run(name: str) -> bool:
     """Tell the files that are read from all others: `metrics.jsonl`, `west/metrics.jsonl`."""
     folder, slash, file = name.rpartition("/")
-    if slash and (folder in _NO_SITES or not is_site_name(folder)):
+    if slash and (folder in FOLDERS or not is_site_name(folder)):
         return False
     return file in _FILES or _EARLIER_CONFIG.fullmatch(file) is not None
 
@@ -87,7 +80,7 @@ class LocalFiles:
         try:
             with os.scandir(folder) as entries:
                 for entry in entries:
-                    if not prefix and is_site_name(entry.name) and entry.name not in _NO_SITES:
+                    if not prefix and is_site_name(entry.name) and entry.name not in FOLDERS:
                         folders.append(entry.name)
                     if is_of_run(prefix + entry.name):
                         with contextlib.suppress(OSError):  # it is being replaced, or leads nowhere

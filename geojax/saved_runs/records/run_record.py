@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from geojax.errors import UserError
 from geojax.paths import resolved_path
+from geojax.run_paths import CONFIG, EVENTS, GOODPUT, GOODPUT_NOW, METRICS, STEP
 from geojax.saved_runs.records.attempt_records import (
     AttemptRecord,
     EventRecord,
@@ -18,12 +19,6 @@ from geojax.saved_runs.records.curves import Curves, ThinnedValues
 from geojax.saved_runs.records.json_lines import FollowedLines, Line, parsed
 from geojax.saved_runs.records.plan_record import MOST_STEP_BYTES, PlanRecord, parsed_yaml
 from geojax.saved_runs.records.run_files import (
-    CONFIG,
-    EVENTS,
-    GOODPUT,
-    GOODPUT_NOW,
-    METRICS,
-    STEP,
     FileMark,
     LocalFiles,
     RunFiles,

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from geojax.saved_runs.records.run_files import GOODPUT, GOODPUT_NOW
+from geojax.run_paths import GOODPUT, GOODPUT_NOW
 from geojax.train.goodput import (
     START,
     GoodputLedger,
