@@ -1,9 +1,9 @@
 """Name the slow process of four: one on a quota, one that is stopped half of the time, and none.
 
-    python benchmarks/slowest_process.py --cores 0.5
+    python benchmarks/slowest_process.py
 
-A quota slows a process that would use more. On a machine where four processes share two cores with
-other work, take `--cores 0.15`. It needs a cgroup (version 1 or 2) in which this user may write.
+A quota slows a process that would use more: of four processes that share two cores each has half a
+core anyway. It needs a cgroup (version 1 or 2) in which this user may write.
 The stopped process gets SIGSTOP and SIGCONT in turn, every 20 ms, and has no quota that counts it.
 """
 
@@ -130,20 +130,22 @@ def train(
 def main() -> None:
     """Measure both, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cores", type=float, default=0.5)
+    parser.add_argument("--cores", type=float, nargs="+", default=[0.5, 0.25])
     parser.add_argument("--steps", type=int, default=1050)
     parser.add_argument("--even-steps", type=int, default=2050)
     parser.add_argument("--output", type=Path, default=RESULT)
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = {"stopped": train(Path(folder), "stopped", chosen.steps, stopped_half)}
-        with quota_of(chosen.cores) as group:
-            slow = functools.partial(in_group, group=group)
-            runs["with_quota"] = train(Path(folder), "quota", chosen.steps, slow)
+        for cores in chosen.cores:
+            name = f"{cores} cores"
+            with quota_of(cores) as group:
+                slow = functools.partial(in_group, group=group)
+                runs[name] = train(Path(folder), name.replace(" ", "-"), chosen.steps, slow)
         runs["even"] = train(Path(folder), "even", chosen.even_steps, None)
     result = {
         "command": " ".join(["python benchmarks/slowest_process.py", *sys.argv[1:]]),
-        "cores": chosen.cores,
+        "machine_cores": os.cpu_count(),
         "load_average": os.getloadavg(),
         **runs,
     }
