@@ -1,20 +1,18 @@
-"""Draw watch.png, report.png and report-faults.png in docs/images, of a run that nobody trained.
+"""Draw watch.png, report.png and report-faults.png in docs/images, of the run of watched_run.py.
 
-    PYTHONPATH=.:tests python docs/images/watching.py     # needs chromium
-
-The run is `tests/support/synthetic_runs.py`: two sites, two kills, a slow link, a failed save. Its
-figures are invented.
+PYTHONPATH=. python docs/images/watching.py runs/two-sites     # needs chromium
 """
 
 import re
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import matplotlib.image
+import numpy as np
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
-from support.synthetic_runs import write_run
 
 from geojax.cli.main import run
 from geojax.cli.report_plots import last_moment
@@ -40,8 +38,7 @@ def photograph(page: Path, image: Path, width: int, height: int) -> None:
         subprocess.run(words, check=True, capture_output=True)
 
 
-def draw_watch(folder: Path) -> None:
-    runs = write_run(folder / "two-sites", steps=1100)
+def draw_watch(runs: Path, folder: Path) -> None:
     record = RunRecord(LocalFiles(runs), LIVE)
     record.poll()
     console = Console(
@@ -55,18 +52,22 @@ def draw_watch(folder: Path) -> None:
     photograph(page, IMAGES / "watch.png", 1300, 540)
 
 
-def draw_report(folder: Path) -> None:
+def draw_report(runs: Path, folder: Path) -> None:
     page, image = folder / "report.html", folder / "report.png"
-    assert (
-        run(["report", str(write_run(folder / "whole" / "two-sites")), "--output", str(page)]) == 0
-    )
-    photograph(page, image, 1240, 3200)
-    pixels = matplotlib.image.imread(image)
-    matplotlib.image.imsave(IMAGES / "report.png", pixels[:850])
-    matplotlib.image.imsave(IMAGES / "report-faults.png", pixels[2085:2975])
+    assert run(["report", str(runs), "--output", str(page)]) == 0
+    photograph(page, image, 1240, 4000)
+    pixels = matplotlib.image.imread(image)[:, :, :3]
+    titles = re.findall("<h2[^>]*>([^<]*)</h2>", page.read_text())
+    # A section begins with a line over the whole width.
+    middle = pixels[:, 40:-40]
+    is_rule = (middle == middle[:, :1]).all(axis=(1, 2)) & (middle[:, 0] < 1).all(axis=1)
+    begins = dict(zip(titles, np.flatnonzero(is_rule), strict=True))
+    matplotlib.image.imsave(IMAGES / "report.png", pixels[: begins["Links between sites"]])
+    faults = slice(begins["Attempts and events"] + 1, begins["Plan against measurement"])
+    matplotlib.image.imsave(IMAGES / "report-faults.png", pixels[faults])
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
-        draw_watch(Path(name))
-        draw_report(Path(name))
+        draw_watch(Path(sys.argv[1]), Path(name))
+        draw_report(Path(sys.argv[1]), Path(name))

@@ -5,7 +5,9 @@ hash.
 """
 
 import base64
+import collections
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -529,22 +531,28 @@ def _value(value: object) -> str:
 
 
 def _environment(runs: Sequence[ReportedRun]) -> list[Markup]:
-    rows = []
-    for run in runs:
-        main, planned = run.main, run.main.planned
-        if planned is not None:
-            rows.append([run.name, "geojax", planned.version or "-"])
-            rows += [[run.name, "devices", devices] for devices in planned.devices[:64]]
-            mesh = " x ".join(f"{axis}={size}" for axis, size in planned.mesh.items() if size != 1)
-            rows.append([run.name, "mesh", mesh or "one device"])
-        if began(main):
-            rows.append([run.name, "first start", f"{clock(began(main))} UTC"])
-            rows.append([run.name, "last known", f"{clock(last_moment(main))} UTC"])
-        if run.record.sites:
-            rows.append([run.name, "sites", ", ".join(sorted(run.record.sites))])
+    rows = [[_of_run(run, runs, name), value] for run in runs for name, value in _facts(run)]
     if not rows:
         return []
-    return _section("Environment", PageTable(["run", "", ""], rows, words=True).html())
+    return _section("Environment", PageTable(["", ""], rows, words=True).html())
+
+
+def _facts(run: ReportedRun) -> list[tuple[str, str]]:
+    """List where and when a run was, by name."""
+    main, planned, facts = run.main, run.main.planned, list[tuple[str, str]]()
+    if planned is not None:
+        facts.append(("geojax", planned.version or "-"))
+        of_runtimes = collections.Counter(planned.devices)
+        for devices, count in itertools.islice(of_runtimes.items(), 64):
+            facts.append(("devices", devices if count == 1 else f"{count} sites of {devices}"))
+        mesh = " x ".join(f"{axis}={size}" for axis, size in planned.mesh.items() if size != 1)
+        facts.append(("mesh", mesh or "one device"))
+    if began(main):
+        facts.append(("first start", f"{clock(began(main))} UTC"))
+        facts.append(("last known", f"{clock(last_moment(main))} UTC"))
+    if run.record.sites:
+        facts.append(("sites", ", ".join(sorted(run.record.sites))))
+    return facts
 
 
 def _footer(runs: Sequence[ReportedRun], made: float) -> Markup:

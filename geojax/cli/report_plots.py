@@ -64,7 +64,7 @@ _PART_COLORS = {
 }
 _OUTCOME_COLORS = {"end": GREEN, "stopped": SKY, "failed": VERMILION, "killed": VERMILION}
 _FAULTS = ("failed_save", "lost", "late", "spike", "skipped")
-_EVENT_ORDER = (*_FAULTS, "replan", "compiled", "save", "validation")
+_EVENT_ORDER = (*_FAULTS, "deviation", "replan", "compiled", "save", "validation")
 _EVENT_COLORS = dict.fromkeys(_FAULTS, VERMILION) | {"save": SKY, "validation": GREEN}
 _MOST_TICKS = 400
 _MOST_LANES = 16
@@ -283,13 +283,11 @@ def _coarse(rows: Sequence[Row]) -> list[Row]:
 
 
 def late_plots(runs: Sequence[ReportedRun]) -> list[Markup]:
-    """Draw how much later than the others the slowest process is; nothing if nobody knows."""
+    """Draw how much later than the others the slowest process or site is, if it is known twice."""
     metric = "slowest/seconds"
-    if not any(metric in run.main.curves.names for run in runs):
+    if all(len(run.main.curves.points(metric)) < 2 for run in runs):  # no line to draw
         return []
-    return [
-        metric_plot(runs, metric, "Lateness of the slowest process", "slowest process, s behind")
-    ]
+    return [metric_plot(runs, metric, "Lateness of the slowest", "the slowest, s behind")]
 
 
 def link_plots(runs: Sequence[ReportedRun]) -> list[Markup]:

@@ -54,7 +54,7 @@ _PART_STYLES = {
 }
 _USE_STYLES = {"productive": "green", "recomputed": "dark_orange", LOST: "red"}
 _EVENT_STYLES = {"failed_save": "red", "lost": "red", "spike": "dark_orange"}
-_EVENT_STYLES |= {"skipped": "dark_orange", "late": "dark_orange"}
+_EVENT_STYLES |= {"skipped": "dark_orange", "late": "dark_orange", "deviation": "dark_orange"}
 _SHOWN_ABOVE = ("save", "failed_save", "validation")
 _MOST_EVENTS = 8
 

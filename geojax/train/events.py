@@ -20,6 +20,7 @@ EventKind = Literal[
     "skipped",
     "replan",
     "late",
+    "deviation",
     "stop",
     "end",
 ]

@@ -375,7 +375,7 @@ class Trainer:
         attempt = None
         if first:
             attempt = Attempt.begin(self.directory.path, self.files.put, self.step_number, start)
-        comparison = self._comparison(writer)
+        comparison = self._comparison(writer, attempt)
         loop: TrainingLoop[Any] = TrainingLoop(
             runtime=self.runtime,
             facts=run_facts(
@@ -543,7 +543,9 @@ class Trainer:
     ) -> None:
         run_state.save(computes, self.checkpointer, step, state, metadata)
 
-    def _comparison(self, writer: MetricsWriter | None) -> PlanComparison | None:
+    def _comparison(
+        self, writer: MetricsWriter | None, attempt: Attempt | None
+    ) -> PlanComparison | None:
         """Compare the steps with their plan; None: there is none, or another process does."""
         plan = None
         if self._first:
@@ -552,7 +554,13 @@ class Trainer:
         if plan is None or writer is None:
             return None
         interval, measured = self.config.adapt.interval, self.runtime.measured_links
-        return PlanComparison(plan, interval, measured, self._log, writer.write)
+
+        def tell(step: int, text: str) -> None:
+            self._log(f"step {step}: {text}")
+            if attempt is not None:
+                attempt.events.note(step, "deviation", text)
+
+        return PlanComparison(plan, interval, measured, tell, writer.write)
 
     @property
     def _site(self) -> str:

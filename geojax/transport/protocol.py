@@ -71,7 +71,7 @@ class SocketFigures(NamedTuple):
     round_trip_seconds: float
     """Smoothed time from a packet to its acknowledgment, on the connection where it is least."""
     retransmits: int
-    """Packets that were sent again so far, on all connections."""
+    """Packets that were sent again since the last call, on connections that are open."""
 
 
 class Fetch(Protocol):

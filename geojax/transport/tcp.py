@@ -83,21 +83,20 @@ class SocketMeter:
     """Figures of the connections to a peer, as the kernel counts them for each."""
 
     def __init__(self) -> None:
-        self._retransmits = 0
         self._counted: weakref.WeakKeyDictionary[socket.socket, int] = weakref.WeakKeyDictionary()
 
     def read(self, connections: Iterable[socket.socket]) -> SocketFigures | None:
-        """Return the figures with the connections of now; None: the kernel counts nothing."""
-        trips = []
+        """Return the figures since the last call; None: the kernel counts nothing."""
+        trips, retransmits = [], 0
         for connection in connections:
             with contextlib.suppress(OSError):  # it has ended
                 facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
                 if len(facts) == _TCP_INFO.size:
                     microseconds, resent = _TCP_INFO.unpack(facts)
                     trips.append(microseconds / 1e6)
-                    self._retransmits += resent - self._counted.get(connection, 0)
+                    retransmits += resent - self._counted.get(connection, 0)
                     self._counted[connection] = resent
-        return SocketFigures(min(trips), self._retransmits) if trips else None
+        return SocketFigures(min(trips), retransmits) if trips else None
 
 
 def shut(connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""Comparison of a run's measured steps with its plan, window by window, in the log and metrics."""
+"""Comparison of a run's measured steps with its plan, window by window, as events and metrics."""
 
 import dataclasses
 import statistics
@@ -72,7 +72,7 @@ class PlanComparison:
         interval: steps of a window.
         measured_links: returns what was measured of the link to each other site since the last
             call.
-        log: shows a line to the user.
+        tell: shows an event of a step to the user, and notes it.
         write: records metrics of a step.
     """
 
@@ -81,10 +81,10 @@ class PlanComparison:
         plan: Plan,
         interval: int,
         measured_links: Callable[[], Mapping[str, MeasuredLink]],
-        log: Callable[[str], None],
+        tell: Callable[[int, str], None],
         write: Callable[[int, Mapping[str, float]], None],
     ):
-        self._interval, self._log, self._write = interval, log, write
+        self._interval, self._tell, self._write = interval, tell, write
         self._plan = plan
         self.restart(None, measured_links)
 
@@ -125,7 +125,7 @@ class PlanComparison:
         if self._expected is None:
             self._begin(step, window)
         self._windows = [*self._windows, window][-WINDOWS:]
-        self._tell(step, window)
+        self._compare(step, window)
 
     def request(self) -> LinkRequest:
         """Return what the windows so far ask of a new plan."""
@@ -174,20 +174,21 @@ class PlanComparison:
             return
         slower, error = window.step_seconds / planned.step_seconds - 1, self._plan.relative_error
         known = "unvalidated" if error is None else f"known to {error:.0%}"
-        self._log(
-            f"step {step}: a step takes {window.step_seconds:.3g} s, {slower:+.0%} of the plan's "
-            f"{planned.step_seconds:.3g} s ({known}); later steps are compared with this one"
+        self._tell(
+            step,
+            f"a step takes {window.step_seconds:.3g} s, {slower:+.0%} of the plan's "
+            f"{planned.step_seconds:.3g} s ({known}); later steps are compared with this one",
         )
 
-    def _tell(self, step: int, window: StepFigures) -> None:
+    def _compare(self, step: int, window: StepFigures) -> None:
         assert self._expected is not None, "the first window gives it"
         found = deviations(self._expected, window)
         for each in found:
             if (each.kind, each.site) not in self._told:
-                self._log(f"step {step}: {each.text}")
+                self._tell(step, each.text)
         told: set[tuple[str, str | None]] = {(each.kind, each.site) for each in found}
         if self._told and not told:
-            self._log(f"step {step}: steps and links are as expected again")
+            self._tell(step, "steps and links are as expected again")
         self._told = told
 
 

@@ -20,8 +20,11 @@ class Run:
         self.lines, self.metrics, self.steps = [], {}, 0
         self.link = MeasuredLink(0.021, 1.2e8)
         self.comparison = PlanComparison(
-            plan, 2, lambda: {"west": self.link}, self.lines.append, self.metrics.__setitem__
+            plan, 2, lambda: {"west": self.link}, self.tell, self.metrics.__setitem__
         )
+
+    def tell(self, step, text):
+        self.lines.append(f"step {step}: {text}")
 
     def window(self, seconds, wait=0.1):
         del self.lines[:]

@@ -16,13 +16,14 @@ class CountedConnection:
         return self.facts
 
 
-def test_retransmits_stay_when_a_connection_is_opened_anew():
+def test_retransmits_are_those_since_the_last_call():
     meter, first = SocketMeter(), CountedConnection(21_000, 3)
     assert meter.read([first, CountedConnection(25_000, 4)]) == (0.021, 7)
     first.facts = CountedConnection(22_000, 5).facts
-    assert meter.read([first]) == (0.022, 9)
+    assert meter.read([first]) == (0.022, 2)
+    assert meter.read([first]) == (0.022, 0)
     assert meter.read([]) is None
-    assert meter.read([CountedConnection(30_000, 1)]) == (0.03, 10)
+    assert meter.read([CountedConnection(30_000, 1)]) == (0.03, 1)
 
 
 def test_the_kernel_counts_a_connection_of_tcp():
