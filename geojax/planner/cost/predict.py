@@ -39,7 +39,7 @@ NOT_MODELLED = (
 
 NOT_MODELLED_ON_SHARED_CORES = (
     "stages of one site that take turns on a core",
-    "what islands pay the transfer engine",
+    "processor time of the messages between islands",
 )
 """The same where devices are simulated."""
 
