@@ -25,5 +25,8 @@ UNREAD = 141
 STOPPED = (129, INTERRUPTED, 143)
 """Stopped on request, by SIGHUP, SIGINT or SIGTERM."""
 
+FINAL = (USAGE, *STOPPED)
+"""Another try would end alike, or nobody wants it."""
+
 COMPLETE = (0, UNHEALTHY)
 """All was done: nothing failed."""

@@ -1,5 +1,6 @@
 """`geojax launch -- COMMAND`: start all processes of a run, on this machine or over ssh."""
 
+import itertools
 import os
 import re
 import shutil
@@ -14,7 +15,16 @@ import tyro
 
 from geojax import exit_codes
 from geojax.errors import UserError
-from geojax.launch import Hosts, Outcome, Output, Worker, as_islands, local_workers, supervise
+from geojax.launch import (
+    Hosts,
+    Outcome,
+    Output,
+    Worker,
+    as_islands,
+    local_workers,
+    supervise,
+    supervise_sites,
+)
 from geojax.network_names import is_site_name
 from geojax.quantities import Seconds, SimulatedDevices
 from geojax.settings import Settings
@@ -23,7 +33,7 @@ from geojax.wan.state import DEFAULT_NAME
 
 _VERBS = ("train", "probe")
 _LINES_SHOWN = 15
-_FINAL = (exit_codes.USAGE, *exit_codes.STOPPED)
+_RESTARTS_AN_HOUR = 10
 
 
 class LaunchCommand(Settings):
@@ -60,9 +70,14 @@ class LaunchCommand(Settings):
     islands: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
     """Start each site as a job of its own, for a config with dc.join=islands."""
 
-    restarts: int = pydantic.Field(default=0, ge=0, le=10**6)
+    restarts: Annotated[int, pydantic.Field(ge=0, le=10**6)] | None = None
     """Number of times to start a failed run again, from its newest checkpoint. Exit codes 2 (bad
-    input) and 3 (a probe found something slow) never restart."""
+    input) and 3 (a probe found something slow) never restart. With --supervise: failures of a site
+    in an hour that make no new step. Default: 0, with --supervise 10."""
+
+    supervise: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """Start each island that fails again, by itself. The wait before a start doubles from 1 s to a
+    minute while no step is made."""
 
     grace_seconds: Seconds = 45.0
     """Time that a process has to end after another has failed, before it is killed."""
@@ -70,21 +85,60 @@ class LaunchCommand(Settings):
 
 def run(command: LaunchCommand, launched: Sequence[str]) -> int:
     """Run the workers to their end; return the code of the one that failed first, else 0 or 3."""
-    for remaining in range(command.restarts, -1, -1):
-        workers = _workers(command, launched)
-        merges = command.islands and launched[0] == "train"
-        output = Output(workers, sys.stdout, sys.stderr, merges_progress=merges)
-        sites = ", ".join(dict.fromkeys(worker.site for worker in workers))
-        output.log(f"{len(workers)} process(es) in {sites}")
+    if command.supervise:
+        return _run_sites(command, launched)
+    restarts = command.restarts or 0
+    for remaining in range(restarts, -1, -1):
+        workers, output = _started(command, launched)
         outcome = supervise(workers, output, grace_seconds=command.grace_seconds)
         _report(outcome, output)
-        if output.closed:  # Python would report what it can no longer write, on its way out
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if not outcome.failed or outcome.exit_code in _FINAL or outcome.stopped_by or not remaining:
+        if (
+            not outcome.failed
+            or outcome.exit_code in exit_codes.FINAL
+            or outcome.stopped_by
+            or not remaining
+        ):
             break
-        attempt = command.restarts - remaining + 1
-        output.log(f"restart {attempt} of {command.restarts}, from the newest checkpoint")
+        attempt = restarts - remaining + 1
+        output.log(f"restart {attempt} of {restarts}, from the newest checkpoint")
     return outcome.exit_code
+
+
+def _run_sites(command: LaunchCommand, launched: Sequence[str]) -> int:
+    """Run each site by itself; return 0 if all of them are done in the end, else a failure's code.
+
+    Raises:
+        UserError: the sites are no islands.
+    """
+    if not command.islands:
+        raise UserError(
+            "--supervise starts single sites again, which takes sites of their own: add --islands "
+            "with dc.join=islands; one program starts again as a whole: --restarts 3"
+        )
+    workers, output = _started(command, launched)
+    of_sites = itertools.groupby(workers, key=lambda worker: worker.site)
+    limit = _RESTARTS_AN_HOUR if command.restarts is None else command.restarts
+    outcomes = supervise_sites(
+        [list(of_site) for _, of_site in of_sites],
+        output,
+        limit=limit,
+        grace_seconds=command.grace_seconds,
+    )
+    failed = [outcome for outcome in outcomes if outcome.failed]
+    for outcome in outcomes:
+        _report(outcome, output)
+    codes = [outcome.exit_code for outcome in failed or outcomes]
+    return max(codes) if not failed else codes[0]
+
+
+def _started(command: LaunchCommand, launched: Sequence[str]) -> tuple[list[Worker], Output]:
+    """Return the workers of a run, and what shows their lines."""
+    workers = _workers(command, launched)
+    merges = command.islands and launched[0] == "train"
+    output = Output(workers, sys.stdout, sys.stderr, merges_progress=merges)
+    sites = ", ".join(dict.fromkeys(worker.site for worker in workers))
+    output.log(f"{len(workers)} process(es) in {sites}")
+    return workers, output
 
 
 def _workers(command: LaunchCommand, launched: Sequence[str]) -> list[Worker]:
@@ -154,6 +208,8 @@ def _command_line(launched: Sequence[str], python: str, *, here: bool) -> list[s
 
 
 def _report(outcome: Outcome, output: Output) -> None:
+    if output.closed:  # Python would report what it can no longer write, on its way out
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     code, blamed = outcome.exit_code, outcome.blamed
     if not outcome.failed:
         return

@@ -11,7 +11,7 @@ from geojax.launch.workers import Worker
 
 _COLORS = (36, 33, 35, 32, 34, 31)
 _LINES_KEPT = 100
-_PROGRESS = re.compile(r"step \d+/\d+  ")
+_PROGRESS = re.compile(r"step (\d{1,15})/\d+  ")
 """Beginning of a line of progress, as `geojax.train.report` writes it."""
 _MOST_HIDDEN = 2
 """Lines of progress of another site that are hidden without one of the first site between them."""
@@ -48,6 +48,7 @@ class Output:
         self._first, self._merges_progress = workers[0].process, merges_progress
         self._hidden: dict[int, int] = {}
         """Lines of progress of each worker since the last one of the first; {}: it has had none."""
+        self._steps: dict[int, int] = {}
         self._last: dict[int, deque[str]] = {
             worker.process: deque(maxlen=_LINES_KEPT) for worker in workers
         }
@@ -57,8 +58,11 @@ class Output:
         # What overwrites itself on a terminal, such as a progress bar, ends as its last state.
         text = text.rstrip("\r").rpartition("\r")[2]
         self._last[worker.process].append(text)
-        if self._merges_progress and _PROGRESS.match(text) and self._hides(worker):
-            return
+        progress = _PROGRESS.match(text)
+        if progress is not None:
+            self._steps[worker.process] = int(progress[1])
+            if self._merges_progress and self._hides(worker):
+                return
         self._write(self._err if error else self._out, worker, text)
 
     def _hides(self, worker: Worker) -> bool:
@@ -71,9 +75,17 @@ class Output:
         self._hidden[worker.process] += 1
         return True
 
+    def begin(self, worker: Worker) -> None:
+        """Forget the last lines of a worker, which is started again."""
+        self._last[worker.process].clear()
+
     def last_lines(self, worker: Worker) -> list[str]:
         """Return the newest lines that `worker` wrote to either stream."""
         return list(self._last[worker.process])
+
+    def newest_step(self, worker: Worker) -> int:
+        """Return the step of a worker's newest line of progress; 0: it has had none."""
+        return self._steps.get(worker.process, 0)
 
     def repeat(self, worker: Worker, count: int) -> None:
         """Show the last `count` lines of `worker` again, on standard error."""

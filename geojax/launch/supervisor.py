@@ -1,19 +1,25 @@
-"""Supervision of a run's workers: when one fails, all end, and the one that failed is named."""
+"""Supervision of workers: when one fails, all end, and the one that failed is named.
+
+`supervise` runs all workers of a run. `supervise_sites` runs each site's by themselves, and starts
+a site that has failed again.
+"""
 
 import contextlib
 import dataclasses
+import functools
 import os
 import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import IO, Any, Self
 
-from geojax.exit_codes import COMPLETE, UNHEALTHY
+from geojax.exit_codes import COMPLETE, FINAL, UNHEALTHY
 from geojax.job.exit_messages import blamed_of_site, blamed_process, blames_another
 from geojax.launch.output import Output
+from geojax.launch.restart_policy import RestartPolicy
 from geojax.launch.workers import Worker
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -67,12 +73,136 @@ def supervise(
                         for number in signals.read():
                             run.stop(number)
                     else:
-                        run.read(key.data, key.fileobj)
+                        key.data(key.fileobj)
                 run.poll()
         finally:
             # After an error in the launcher no worker gets time to save.
             run.send_all(signal.SIGKILL)
     return run.outcome()
+
+
+def supervise_sites(
+    sites: Sequence[Sequence[Worker]],
+    output: Output,
+    *,
+    limit: int,
+    grace_seconds: float,
+    settle_seconds: float = SETTLE_SECONDS,
+) -> list[Outcome]:
+    """Start the workers of all sites, and a site whose run has failed again, until all have ended.
+
+    A site ends for good when it is done, is stopped, has bad input, or goes beyond the limit.
+
+    Args:
+        sites: the workers of each site.
+        output: shows what they print.
+        limit: most failures of a site in an hour that make no new step.
+        grace_seconds: time between SIGTERM and SIGKILL for the rest of a site that has failed.
+        settle_seconds: time that it has before that.
+
+    Returns:
+        The last outcome of each site.
+    """
+    with _Signals() as signals, selectors.DefaultSelector() as selector:
+        selector.register(signals.pipe, selectors.EVENT_READ)
+        runs = [
+            _SupervisedSite(
+                functools.partial(
+                    _Supervision, workers, output, selector, grace_seconds, settle_seconds
+                ),
+                RestartPolicy(limit),
+                output,
+            )
+            for workers in sites
+        ]
+        try:
+            for run in runs:
+                run.start()
+            while any(run.is_active for run in runs):
+                waits = [wait for run in runs if (wait := run.seconds_to_wait()) is not None]
+                for key, _ in selector.select(min(waits, default=None)):
+                    if key.fileobj == signals.pipe:
+                        for number in signals.read():
+                            for run in runs:
+                                run.stop(number)
+                    else:
+                        key.data(key.fileobj)
+                for run in runs:
+                    run.poll()
+        finally:
+            for run in runs:
+                run.kill()
+    return [run.outcome for run in runs]
+
+
+class _SupervisedSite:
+    """A site whose workers are started again when they have failed.
+
+    Args:
+        supervision: returns that of the next start.
+        policy: says when that is.
+        output: shows why.
+    """
+
+    def __init__(
+        self, supervision: Callable[[], "_Supervision"], policy: RestartPolicy, output: Output
+    ):
+        self._supervision, self._policy, self._output = supervision, policy, output
+        self._run: _Supervision | None = None
+        self._restart_at: float | None = None
+        self._step = 0
+        """Newest step of all starts so far."""
+        self.outcome: Outcome
+
+    @property
+    def is_active(self) -> bool:
+        """True if workers run, or will be started again."""
+        return self._run is not None or self._restart_at is not None
+
+    def start(self) -> None:
+        self._restart_at, self._run = None, self._supervision()
+        for worker in self._run.workers:
+            self._output.begin(worker)
+        self._run.start()
+
+    def stop(self, number: signal.Signals) -> None:
+        """Pass a signal on; a site that waits for its restart ends."""
+        self._restart_at = None
+        if self._run is not None:
+            self._run.stop(number)
+
+    def kill(self) -> None:
+        if self._run is not None:
+            self._run.send_all(signal.SIGKILL)
+
+    def seconds_to_wait(self) -> float | None:
+        if self._run is not None:
+            return self._run.seconds_to_wait()
+        return None if self._restart_at is None else max(0.0, self._restart_at - time.monotonic())
+
+    def poll(self) -> None:
+        """Note what has ended, and start again what is due."""
+        if self._run is not None:
+            self._run.poll()
+            if not self._run.living:
+                self._ended(self._run)
+        elif self._restart_at is not None and time.monotonic() >= self._restart_at:
+            self.start()
+
+    def _ended(self, run: "_Supervision") -> None:
+        self.outcome, self._run = run.outcome(), None
+        if not self.outcome.failed or self.outcome.exit_code in FINAL or self.outcome.stopped_by:
+            return
+        first = run.workers[0]
+        step = self._output.newest_step(first)
+        delay = self._policy.failed(time.monotonic(), made_step=step > self._step)
+        self._step = max(step, self._step)
+        failed = f"site {first.site} failed, exit code {self.outcome.exit_code}"
+        if delay is None:
+            self._output.log(f"{failed}, without a new step, too often; it is not started again")
+        else:
+            self._output.log(f"{failed}; it starts again in {delay:g} s")
+            self._restart_at = time.monotonic() + delay
 
 
 class _Signals:
@@ -165,7 +295,8 @@ class _Supervision:
             for pipe in (running.reaper.stdout, running.reaper.stderr):
                 assert pipe is not None, "the reaper's output must go to pipes"
                 running.unread[pipe] = b""
-                self.selector.register(pipe, selectors.EVENT_READ, running)
+                reads = functools.partial(self.read, running)
+                self.selector.register(pipe, selectors.EVENT_READ, reads)
 
     def read(self, running: _RunningWorker, pipe: Any) -> None:
         """Show the lines that have come through `pipe`."""

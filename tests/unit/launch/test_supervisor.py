@@ -11,7 +11,7 @@ import pytest
 from support.processes import PATIENCE_SECONDS, is_running, wait_until
 
 from geojax.job.exit_messages import ending_because, lost_contact
-from geojax.launch import Output, local_workers, supervise
+from geojax.launch import Output, local_workers, supervise, supervise_sites
 from geojax.launch.workers import Worker
 
 # Lets a program wait for another: a file appears.
@@ -330,7 +330,7 @@ while True:
 """
     launcher = f"""
 import sys
-from geojax.launch import Output, local_workers, supervise
+from geojax.launch import Output, local_workers, supervise, supervise_sites
 command = [sys.executable, "-S", "-c", {PRELUDE + program!r}, {str(tmp_path)!r}]
 workers = local_workers(["a", "b"], 1, command, simulated_devices=1, grace_seconds=0.2)
 supervise(workers, Output(workers, sys.stdout, sys.stderr), grace_seconds=60)
@@ -369,3 +369,80 @@ sys.exit(1)
         settle=PATIENCE_SECONDS,
     )
     assert ended(outcome) == (1, ["a/0", "b/1"])
+
+
+@pytest.fixture
+def run_sites(tmp_path, monkeypatch):
+    """Runs a program in sites a and b by themselves; gives exit codes and the launcher's lines."""
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setattr("geojax.launch.restart_policy.FIRST_DELAY", 0.01)
+
+    def run_sites(program, limit=5):
+        command = [sys.executable, "-S", "-c", PRELUDE + program, str(tmp_path)]
+        workers = local_workers(["a", "b"], 1, command, simulated_devices=None, grace_seconds=5)
+        err = io.StringIO()
+        output = Output(workers, io.StringIO(), err)
+        sites = [[worker] for worker in workers]
+        outcomes = supervise_sites(sites, output, limit=limit, grace_seconds=5, settle_seconds=0.3)
+        nothing_is_left(tmp_path)
+        lines = [line for line in err.getvalue().splitlines() if line.startswith("geojax launch")]
+        return [outcome.exit_code for outcome in outcomes], lines
+
+    return run_sites
+
+
+def test_a_site_that_fails_starts_again_and_the_other_goes_on(run_sites):
+    codes, lines = run_sites(
+        """
+alive()
+if site == "b":
+    starts = len(list(folder.glob("start*")))
+    (folder / f"start{starts}").touch()
+    if starts < 2:
+        sys.exit(1)
+    (folder / "whole").touch()
+if site == "a":
+    (folder / "once").touch(exist_ok=False)
+wait_for("whole")
+"""
+    )
+    assert codes == [0, 0]
+    again = "geojax launch: site b failed, exit code 1; it starts again in"
+    assert lines == [f"{again} 0.01 s", f"{again} 0.02 s"]
+
+
+def test_a_site_that_makes_no_step_is_given_up(run_sites):
+    codes, lines = run_sites(
+        """
+if site == "b":
+    sys.exit(1)
+while len(list(folder.glob("start*"))) > 0:
+    time.sleep(0.01)
+""",
+        limit=1,
+    )
+    assert codes == [0, 1]
+    assert lines[-1] == (
+        "geojax launch: site b failed, exit code 1, without a new step, too often; it is not "
+        "started again"
+    )
+
+
+def test_new_steps_are_read_off_the_lines_of_progress(run_sites):
+    codes, lines = run_sites(
+        """
+if site == "b":
+    step = len(list(folder.glob("start*")))
+    (folder / f"start{step}").touch()
+    print(f"step {min(step + 1, 3)}/9  loss 1", flush=True)
+    sys.exit(1)
+""",
+        limit=0,
+    )
+    assert codes == [0, 1]
+    assert len(lines) == 4, "steps 1, 2, 3, and 3 again"
+
+
+def test_bad_input_is_not_tried_again(run_sites):
+    codes, lines = run_sites("sys.exit(2 if site == 'b' else 0)")
+    assert (codes, lines) == ([0, 2], [])
