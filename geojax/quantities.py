@@ -164,6 +164,6 @@ def duration(seconds: float) -> str:
 def quantity(value: float, unit: str = "") -> str:
     """Format with three digits and a prefix: 1.2 GB, 830 tokens/s; a plain count as 5.1M, 341B."""
     for limit, prefix in ((1e12, "T"), (1e9, "G" if unit else "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
+        if abs(value) >= 0.9995 * limit:  # what rounds to 1000 takes the next prefix
             return f"{value / limit:.3g}{' ' if unit else ''}{prefix}{unit}"
     return f"{value:.3g}{' ' if unit else ''}{unit}"

@@ -8,6 +8,7 @@ from geojax.quantities import (
     Seconds,
     Share,
     duration,
+    quantity,
 )
 from geojax.settings import Settings, validate
 
@@ -69,6 +70,18 @@ def test_a_number_or_a_number_with_its_unit(field, written, value):
 def test_what_is_no_quantity_is_refused_with_an_example(field, written, part):
     with pytest.raises(UserError, match=f"^test: {field}: .*{part}"):
         validate(Everything, {field: written}, "test")
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "words"),
+    [
+        *((830, "tokens/s", "830 tokens/s"), (999.4, "tokens/s", "999 tokens/s")),
+        *((999.6, "tokens/s", "1 ktokens/s"), (1.2e9, "B", "1.2 GB"), (999_600, "", "1M")),
+        *((3.41e11, "", "341B"), (-999.6, "B", "-1 kB"), (0, "B", "0 B")),
+    ],
+)
+def test_counts_have_three_digits_and_a_prefix(value, unit, words):
+    assert quantity(value, unit) == words
 
 
 @pytest.mark.parametrize(
