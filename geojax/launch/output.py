@@ -76,15 +76,16 @@ class Output:
         return True
 
     def begin(self, worker: Worker) -> None:
-        """Forget the last lines of a worker, which is started again."""
+        """Forget the last lines of a worker and its steps: it is started again."""
         self._last[worker.process].clear()
+        self._steps.pop(worker.process, None)
 
     def last_lines(self, worker: Worker) -> list[str]:
         """Return the newest lines that `worker` wrote to either stream."""
         return list(self._last[worker.process])
 
     def newest_step(self, worker: Worker) -> int:
-        """Return the step of a worker's newest line of progress; 0: it has had none."""
+        """Return the step of a worker's newest line of progress since its start; 0: none."""
         return self._steps.get(worker.process, 0)
 
     def repeat(self, worker: Worker, count: int) -> None:

@@ -91,7 +91,8 @@ def supervise_sites(
 ) -> list[Outcome]:
     """Start the workers of all sites, and a site whose run has failed again, until all have ended.
 
-    A site ends for good when it is done, is stopped, has bad input, or goes beyond the limit.
+    A site ends for good when it is done, is stopped, has bad input, or goes beyond the limit. When
+    another site is done, a site that has made no step since its restart is ended: it came too late.
 
     Args:
         sites: the workers of each site.
@@ -101,7 +102,7 @@ def supervise_sites(
         settle_seconds: time that it has before that.
 
     Returns:
-        The last outcome of each site.
+        The last outcome of each site, but for those that came too late.
     """
     with _Signals() as signals, selectors.DefaultSelector() as selector:
         selector.register(signals.pipe, selectors.EVENT_READ)
@@ -129,10 +130,13 @@ def supervise_sites(
                         key.data(key.fileobj)
                 for run in runs:
                     run.poll()
+                if any(run.is_done for run in runs):
+                    for run in runs:
+                        run.end_if_too_late()
         finally:
             for run in runs:
                 run.kill()
-    return [run.outcome for run in runs]
+    return [run.outcome for run in runs if not run.came_too_late]
 
 
 class _SupervisedSite:
@@ -153,6 +157,12 @@ class _SupervisedSite:
         self._step = 0
         """Newest step of all starts so far."""
         self.outcome: Outcome
+        self._has_failed = self.came_too_late = False
+
+    @property
+    def is_done(self) -> bool:
+        """True if all steps are done."""
+        return not self.is_active and not self.outcome.failed
 
     @property
     def is_active(self) -> bool:
@@ -170,6 +180,13 @@ class _SupervisedSite:
         self._restart_at = None
         if self._run is not None:
             self._run.stop(number)
+
+    def end_if_too_late(self) -> None:
+        """End the site if it starts again, and has made no step since."""
+        step = 0 if self._run is None else self._output.newest_step(self._run.workers[0])
+        if self.is_active and self._has_failed and not step and not self.came_too_late:
+            self.came_too_late = True
+            self.stop(signal.SIGTERM)
 
     def kill(self) -> None:
         if self._run is not None:
@@ -193,6 +210,7 @@ class _SupervisedSite:
         self.outcome, self._run = run.outcome(), None
         if not self.outcome.failed or self.outcome.exit_code in FINAL or self.outcome.stopped_by:
             return
+        self._has_failed = True
         first = run.workers[0]
         step = self._output.newest_step(first)
         delay = self._policy.failed(time.monotonic(), made_step=step > self._step)

@@ -400,6 +400,7 @@ if site == "b":
     (folder / f"start{starts}").touch()
     if starts < 2:
         sys.exit(1)
+    print("step 1/1  loss 1", flush=True)
     (folder / "whole").touch()
 if site == "a":
     (folder / "once").touch(exist_ok=False)
@@ -415,9 +416,11 @@ def test_a_site_that_makes_no_step_is_given_up(run_sites):
     codes, lines = run_sites(
         """
 if site == "b":
+    second = (folder / "first").exists()
+    (folder / ("second" if second else "first")).touch()
     sys.exit(1)
-while len(list(folder.glob("start*"))) > 0:
-    time.sleep(0.01)
+wait_for("second")
+time.sleep(1.0)
 """,
         limit=1,
     )
@@ -436,6 +439,8 @@ if site == "b":
     (folder / f"start{step}").touch()
     print(f"step {min(step + 1, 3)}/9  loss 1", flush=True)
     sys.exit(1)
+wait_for("start3")
+time.sleep(1.0)
 """,
         limit=0,
     )
@@ -446,3 +451,22 @@ if site == "b":
 def test_bad_input_is_not_tried_again(run_sites):
     codes, lines = run_sites("sys.exit(2 if site == 'b' else 0)")
     assert (codes, lines) == ([0, 2], [])
+
+
+def test_a_site_that_starts_when_another_is_done_is_ended(run_sites):
+    codes, lines = run_sites(
+        """
+alive()
+starts = len(list(folder.glob(f"start{site}*")))
+(folder / f"start{site}{starts}").touch()
+print("step 1/2  loss 1" if not starts else "joining", flush=True)
+if site == "b" and not starts:
+    sys.exit(1)
+if site == "a":
+    wait_for("startb1")
+else:
+    time.sleep(60)
+"""
+    )
+    assert codes == [0]
+    assert len(lines) == 2, lines
