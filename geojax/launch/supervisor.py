@@ -108,6 +108,7 @@ def supervise_sites(
         selector.register(signals.pipe, selectors.EVENT_READ)
         runs = [
             _SupervisedSite(
+                workers,
                 functools.partial(
                     _Supervision, workers, output, selector, grace_seconds, settle_seconds
                 ),
@@ -143,15 +144,21 @@ class _SupervisedSite:
     """A site whose workers are started again when they have failed.
 
     Args:
+        workers: those of the site.
         supervision: returns that of the next start.
         policy: says when that is.
         output: shows why.
     """
 
     def __init__(
-        self, supervision: Callable[[], "_Supervision"], policy: RestartPolicy, output: Output
+        self,
+        workers: Sequence[Worker],
+        supervision: Callable[[], "_Supervision"],
+        policy: RestartPolicy,
+        output: Output,
     ):
-        self._supervision, self._policy, self._output = supervision, policy, output
+        self._workers, self._supervision = workers, supervision
+        self._policy, self._output = policy, output
         self._run: _Supervision | None = None
         self._restart_at: float | None = None
         self._step = 0
@@ -171,7 +178,7 @@ class _SupervisedSite:
 
     def start(self) -> None:
         self._restart_at, self._run = None, self._supervision()
-        for worker in self._run.workers:
+        for worker in self._workers:
             self._output.begin(worker)
         self._run.start()
 
@@ -183,10 +190,15 @@ class _SupervisedSite:
 
     def end_if_too_late(self) -> None:
         """End the site if it starts again, and has made no step since."""
-        step = 0 if self._run is None else self._output.newest_step(self._run.workers[0])
-        if self.is_active and self._has_failed and not step and not self.came_too_late:
+        first = self._workers[0]
+        if not self.is_active or not self._has_failed or self.came_too_late:
+            return
+        if self._run is None or self._output.newest_step(first) == 0:
             self.came_too_late = True
-            self.stop(signal.SIGTERM)
+            self._restart_at = None
+            self._output.log(f"the run is done without site {first.site}, which is ended")
+            if self._run is not None:
+                self._run.send_all(signal.SIGTERM)
 
     def kill(self) -> None:
         if self._run is not None:
@@ -211,7 +223,7 @@ class _SupervisedSite:
         if not self.outcome.failed or self.outcome.exit_code in FINAL or self.outcome.stopped_by:
             return
         self._has_failed = True
-        first = run.workers[0]
+        first = self._workers[0]
         step = self._output.newest_step(first)
         delay = self._policy.failed(time.monotonic(), made_step=step > self._step)
         self._step = max(step, self._step)
