@@ -1,0 +1,775 @@
+"""Sites, links and a store around the production transition function, explored state by state.
+
+    python tests/support/membership_model.py [--box full] [--seconds 600]
+
+Time is a tick of a third of the lease. It passes only when nothing is left to deliver, to answer or
+to notice, which is the assumption that those take less than a third of the lease. Faults break it:
+a message that is put aside comes at any later time, and a process that is paused wakes at any time.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(REPOSITORY))
+
+from geojax.membership import events as e
+from geojax.membership.record import MembershipRecord
+from geojax.membership.transition import (
+    RULES,
+    MemberState,
+    MembershipRules,
+    keeps,
+    may_act,
+    member,
+    returned,
+    transition,
+)
+
+SITES = 3
+LEASE = 3
+BITS = 24
+
+
+class Violation(Exception):
+    """An invariant that does not hold."""
+
+
+class Box(NamedTuple):
+    """The number of faults of each kind, and of steps."""
+
+    steps: int = 3
+    crashes: int = 2
+    returns: int = 2
+    partitions: int = 1
+    messages: int = 2
+    pauses: int = 1
+    outages: int = 1
+    faults: int = 10
+    """Most faults of all kinds together; ends of a cut, a pause or an outage do not count."""
+    holder: int = 0
+    """Holder of the first record; sites take their turns in the order of their numbers."""
+    any_order: bool = False
+    """What is about to happen at several sites happens in any order, not in turn."""
+
+
+class Node(NamedTuple):
+    """A site: its state, and what its caller has."""
+
+    state: MemberState | None
+    """None: its process has ended."""
+    history: tuple[int, ...] = ()
+    """The record under which each step of the state on the devices was summed."""
+    saved: tuple[int, ...] = ()
+    request: Any = None
+    """The request to the store that is under way."""
+    slept: int = -1
+    """Ticks since it was paused; -1: it runs."""
+    acts: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Acts on their way: membership_id and history."""
+
+
+FAULTS = ("crashes", "returns", "partitions", "messages", "pauses", "outages")
+
+
+class Env(NamedTuple):
+    """The store, what was accepted, and the faults that are left."""
+
+    record: MembershipRecord
+    accepted: tuple[int, ...]
+    crashes: int
+    returns: int
+    messages: int
+    pauses: int
+    partitions: int
+    cut: int
+    """The site that is cut off; SITES: none."""
+    outages: int
+    is_out: bool
+    faults: int
+
+
+class Net(NamedTuple):
+    """Messages on their way, in order for each pair, and those that were put aside."""
+
+    queues: tuple[tuple[Any, ...], ...]
+    aside: tuple[Any, ...]
+
+
+def queue_of(sender: int, receiver: int) -> int:
+    return sender * SITES + receiver
+
+
+class Interned:
+    """Numbers of values, so that a state of the whole is one integer."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self.numbers: dict[Any, int] = {}
+
+    def __call__(self, value: Any) -> int:
+        number = self.numbers.get(value)
+        if number is None:
+            number = self.numbers[value] = len(self.values)
+            self.values.append(value)
+        return number
+
+
+World = tuple[int, int, int, int, int]
+"""Numbers of three nodes, of the net and of the environment."""
+
+
+class Model:
+    """All that can happen to three sites under some rules."""
+
+    def __init__(self, box: Box, rules: MembershipRules = RULES) -> None:
+        self.box, self.rules = box, rules
+        self.nodes, self.nets, self.envs = Interned(), Interned(), Interned()
+        self._performed: dict[tuple[Any, ...], Any] = {}
+        self._sent: dict[tuple[int, int, Any], int] = {}
+        self._changed: dict[tuple[Any, ...], int] = {}
+        self._agree: dict[tuple[int, int], bool] = {}
+        self._permitted: dict[tuple[int, int], bool] = {}
+
+    def start(self) -> World:
+        record = MembershipRecord(1, tuple(range(SITES)), self.box.holder)
+        nodes = []
+        for site in range(SITES):
+            state, _ = member(site, SITES, record, last_step=self.box.steps, lease=LEASE)
+            nodes.append(self.nodes(Node(state)))
+        box = self.box
+        env = Env(
+            record, (), box.crashes, box.returns, box.messages, box.pauses, box.partitions,
+            SITES, box.outages, False, box.faults,
+        )  # fmt: skip
+        net = Net(((),) * SITES**2, ())
+        return (*nodes, self.nets(net), self.envs(env))
+
+    # One site.
+
+    def perform(self, node_number: int, event: Any, ghost: Any = None) -> tuple[int, tuple]:
+        """Return the node after an event, and the messages that it sends."""
+        key = (node_number, type(event), event, ghost)  # a tuple equals one of another class
+        result = self._performed.get(key)
+        if result is None:
+            result = self._perform(self.nodes.values[node_number], event, ghost)
+            if isinstance(result[0], Node):
+                result = (self.nodes(result[0]), result[1])
+            self._performed[key] = result
+        if isinstance(result, Violation):
+            raise result
+        return result
+
+    def _perform(self, node: Node, event: Any, ghost: Any) -> tuple[Node, tuple]:
+        state, actions = transition(node.state, event, self.rules)
+        history, saved, request, acts = node.history, node.saved, node.request, node.acts
+        if isinstance(event, e.RecordSeen | e.StoreUnreachable):
+            request = None
+        sends = []
+        for action in actions:
+            match action:
+                case e.SendTo(site, message):
+                    handed = history if isinstance(message, e.HandedOver) else None
+                    sends.append((state.site, site, message, handed))
+                case e.ReadRecord() | e.SwapRecord():
+                    assert request is None, "one request to the store at a time"
+                    request = action
+                case e.ApplySums(step, membership_id, source):
+                    if len(history) != step - 1:
+                        raise Violation(f"site {state.site} adds the sums of step {step} twice")
+                    if source is None:
+                        history = (*history, membership_id)
+                    else:
+                        if ghost[: step - 1] != history:
+                            raise Violation(f"site {state.site}: sums of another state")
+                        history = ghost
+                case e.TakeState():
+                    history = ghost
+                case e.RestoreSave():
+                    history = saved
+                case e.CommitStep(step, membership_id):
+                    saved = history[:step]
+                    acts = (*acts, (membership_id, saved))
+        assert state.applied == len(history), "the state has the steps that it says"
+        return Node(state, history, saved, request, node.slept, acts), tuple(sends)
+
+    # The whole.
+
+    def sent(self, net: int, env: Env, alive: Callable[[int], bool], sends: tuple) -> int:
+        for sender, receiver, message, handed in sends:
+            if alive(receiver) and not is_cut(env, sender, receiver):
+                net = self._enqueued(net, queue_of(sender, receiver), (message, handed))
+        return net
+
+    def _enqueued(self, net: int, index: int, message: Any) -> int:
+        key = (net, index, message)
+        number = self._sent.get(key)
+        if number is None:
+            queues, aside = self.nets.values[net]
+            if message in queues[index]:
+                number = net
+            else:
+                queue = (*queues[index], message)
+                number = self.nets(Net((*queues[:index], queue, *queues[index + 1 :]), aside))
+            self._sent[key] = number
+        return number
+
+    def successors(self, world: World) -> Iterator[tuple[str, World]]:
+        """Yield what can happen next; first what happens without any fault, in a fair order."""
+        nodes = [self.nodes.values[number] for number in world[:SITES]]
+        net: Net = self.nets.values[world[3]]
+        env: Env = self.envs.values[world[4]]
+        self.check(world, nodes, env)
+        if self.is_done(world):
+            return
+        calm = False
+        for label, next_world in self.prompt(world, nodes, net, env):
+            calm = True
+            yield label, next_world
+            # What follows the first are its variants with a fault, and other orders.
+        if not calm:
+            ticked = self.tick(world, nodes, env)
+            if ticked != world:
+                yield ("a third of the lease passes",), ticked
+        yield from self.faults(world, nodes, net, env)
+
+    def prompt(
+        self, world: World, nodes: list[Node], net: Net, env: Env
+    ) -> Iterator[tuple[Any, World]]:
+        """Yield what is about to happen: the turn of the first site, or each event of each site."""
+        for site, node in enumerate(nodes):
+            if node.state is None or node.slept >= 0:
+                continue
+            any_here = False
+            events = self.prompt_of if self.box.any_order else self.turn
+            for label, after in events(world, nodes, net, env, site):
+                any_here = True
+                yield label, after
+            if any_here and not self.box.any_order:
+                return
+
+    def prompt_of(
+        self, world: World, nodes: list[Node], net: Net, env: Env, site: int
+    ) -> Iterator[tuple[Any, World]]:
+        """Yield each thing that is about to happen at a site."""
+        node = nodes[site]
+        if node.acts:
+            yield self.accept(world, node, env, site)
+        if node.request is not None:
+            yield from self.answer(world, nodes, env, site)
+        for sender in range(SITES):
+            index = queue_of(sender, site)
+            if net.queues[index]:
+                message, handed = net.queues[index][0]
+                left = self._without(world[3], index, 0, aside=False)
+                event = e.Received(message)
+                yield from self.step(world, nodes, env, site, event, handed, net=left)
+                yield from self.lose(world, env, index, 0)
+        for event in notices(nodes, env, site):
+            yield from self.step(world, nodes, env, site, event)
+        state = node.state
+        if state.takes_part and state.computing:
+            event = e.SumsReady(state.record.membership_id, state.applied + 1)
+            yield from self.step(world, nodes, env, site, event)
+
+    def turn(
+        self, world: World, nodes: list[Node], net: Net, env: Env, site: int
+    ) -> Iterator[tuple[Any, World]]:
+        """Yield a site's turn: all that waits for it happens, and what it asks for comes later."""
+        node, start = nodes[site], world
+        labels: list[Any] = []
+        crashes: list[tuple[Any, World]] = []
+        queues = [queue_of(sender, site) for sender in range(SITES)]
+        waiting = [(index, entry) for index in queues for entry in net.queues[index]]
+
+        def happen(steps: Iterator[tuple[Any, World]]) -> None:
+            nonlocal world
+            (label, after), *variants = steps
+            labels.append(label)
+            crashes.extend(variants)
+            world = after
+
+        def now() -> tuple[list[Node], Env]:
+            return [self.nodes.values[number] for number in world[:SITES]], self.envs.values[world[4]]
+
+        for _ in node.acts:
+            current, env = now()
+            happen(iter([self.accept(world, current[site], env, site)]))
+        if node.request is not None:
+            happen(self.answer(world, *now(), site))
+        for index, (message, handed) in waiting:
+            left = self._without(world[3], index, 0, aside=False)
+            happen(self.step(world, *now(), site, e.Received(message), handed, net=left))
+        noticed = next(notices(*now(), site), None)
+        while noticed is not None:
+            happen(self.step(world, *now(), site, noticed))
+            noticed = next(notices(*now(), site), None)
+        state = now()[0][site].state
+        if state.takes_part and state.computing:
+            event = e.SumsReady(state.record.membership_id, state.applied + 1)
+            happen(self.step(world, *now(), site, event))
+        if not labels:
+            return
+        yield ("turn", *labels), world
+        yield from crashes
+        for index in queues:
+            for place in range(len(net.queues[index])):
+                yield from self.lose(start, self.envs.values[start[4]], index, place)
+
+    def lose(self, world: World, env: Env, index: int, place: int) -> Iterator[tuple[Any, World]]:
+        """Yield the loss of a message, and its being put aside to come at any later time."""
+        if env.messages:
+            message = self.nets.values[world[3]].queues[index][place][0]
+            after = self._env(world[4], "messages")
+            for aside, words in ((False, "is lost"), (True, "is put aside")):
+                net = self._without(world[3], index, place, aside=aside)
+                yield (message, words), (*world[:3], net, after)
+
+    def _without(self, number: int, index: int, place: int, *, aside: bool) -> int:
+        key = (number, index, place, aside)
+        after = self._changed.get(key)
+        if after is None:
+            net: Net = self.nets.values[number]
+            queue = net.queues[index]
+            entries = net.aside
+            if aside:
+                entry = (index // SITES, index % SITES, queue[place])
+                entries = tuple(sorted((*entries, entry), key=repr))
+            queue = (*queue[:place], *queue[place + 1 :])
+            queues = (*net.queues[:index], queue, *net.queues[index + 1 :])
+            after = self._changed[key] = self.nets(Net(queues, entries))
+        return after
+
+    def step(
+        self, world: World, nodes: list[Node], env: Env, site: int, event: Any,
+        handed: Any = None, *, net: int | None = None,
+    ) -> Iterator[tuple[str, World]]:  # fmt: skip
+        net = world[3] if net is None else net
+        try:
+            number, sends = self.perform(world[site], event, handed)
+        except Violation as violation:
+            raise Violation(f"site {site}: {event}\n{violation}") from None
+        alive = lambda other: nodes[other].state is not None
+        label = (site, event)
+        yield label, (
+            *world[:site], number, *world[site + 1 : SITES],
+            self.sent(net, env, alive, sends), world[4],
+        )  # fmt: skip
+        if env.crashes and len(sends) > 1:
+            for count in range(1, len(sends)):
+                sent = self.sent(net, env, alive, sends[:count])
+                crashed = self.crash(world[:3] + (sent, world[4]), self.nodes.values[number], env, site)
+                yield (site, event, f"crash after {count} message(s)"), crashed
+
+    def answer(
+        self, world: World, nodes: list[Node], env: Env, site: int
+    ) -> Iterator[tuple[str, World]]:
+        request = nodes[site].request
+        if env.is_out:
+            yield from self.step(world, nodes, env, site, e.StoreUnreachable())
+            return
+        record = env.record
+        if isinstance(request, e.SwapRecord):
+            record = self.rules.swap(record, request.expected, request.new)
+        number = world[4]
+        if record != env.record:
+            env = env._replace(record=record)
+            number = self.envs(env)
+        done = (*world[:4], number)
+        yield from self.step(done, nodes, env, site, e.RecordSeen(record))
+        if number != world[4] and env.crashes:
+            yield (site, "crash after its swap"), self.crash(done, nodes[site], env, site)
+        if number != world[4] and env.messages:
+            silent = (*world[:4], self._env(number, "messages"))
+            spent = self.envs.values[silent[4]]
+            for label, after in self.step(silent, nodes, spent, site, e.StoreUnreachable()):
+                yield (*label, f"{record} is written"), after
+
+    def accept(self, world: World, node: Node, env: Env, site: int) -> tuple[Any, World]:
+        (membership_id, history), *rest = node.acts
+        number = world[4]
+        if self.rules.admits_act(env.record.membership_id, membership_id):
+            if membership_id != env.record.membership_id or site not in env.record.members:
+                raise Violation(f"site {site} acts under record {membership_id}, not {env.record}")
+            common = min(len(history), len(env.accepted))
+            if history[:common] != env.accepted[:common]:
+                raise Violation(f"committed steps {env.accepted} are lost: {history} is saved")
+            if len(history) > common:
+                number = self.envs(env._replace(accepted=history))
+        changed = self.nodes(node._replace(acts=tuple(rest)))
+        return (site, "acts", membership_id, history), (
+            *world[:site], changed, *world[site + 1 : 4], number,
+        )  # fmt: skip
+
+    def tick(self, world: World, nodes: list[Node], env: Env) -> World:
+        net, numbers = world[3], list(world[:SITES])
+        alive = lambda other: nodes[other].state is not None
+        for site, node in enumerate(nodes):
+            if node.state is None:
+                continue
+            if node.slept >= 0:
+                numbers[site] = self.nodes(node._replace(slept=min(node.slept + 1, LEASE)))
+                continue
+            numbers[site], sends = self.perform(world[site], e.Elapsed(1))
+            net = self.sent(net, env, alive, sends)
+        return (*numbers, net, world[4])
+
+    def crash(self, world: World, node: Node, env: Env, site: int) -> World:
+        return (
+            *world[:site], self._dead(node), *world[site + 1 : SITES],
+            self._without_messages_to(world[3], site), self._env(world[4], "crashes"),
+        )  # fmt: skip
+
+    def _dead(self, node: Node) -> int:
+        return self.nodes(Node(None, saved=node.saved))
+
+    def _without_messages_to(self, number: int, site: int) -> int:
+        after = self._changed.get((number, site))
+        if after is None:
+            net: Net = self.nets.values[number]
+            queues = list(net.queues)
+            for other in range(SITES):
+                queues[queue_of(other, site)] = ()
+            aside = tuple(entry for entry in net.aside if entry[1] != site)
+            after = self._changed[number, site] = self.nets(Net(tuple(queues), aside))
+        return after
+
+    def _env(self, number: int, fault: str, **changes: Any) -> int:
+        """Return the environment with one fault of a kind less."""
+        key = (number, fault, *changes.items())
+        after = self._changed.get(key)
+        if after is None:
+            env = self.envs.values[number]
+            changes |= {fault: getattr(env, fault) - 1, "faults": env.faults - 1}
+            if env.faults == 1:
+                changes |= dict.fromkeys(FAULTS, 0)
+            after = self._changed[key] = self.envs(env._replace(**changes))
+        return after
+
+    def wake(self, world: World, nodes: list[Node], env: Env, site: int) -> World:
+        """Let a site see the time and what its guard says before all else."""
+        node = nodes[site]
+        nodes = [*nodes[:site], node._replace(slept=-1), *nodes[site + 1 :]]
+        alive = lambda other: nodes[other].state is not None
+        number, net = self.nodes(nodes[site]), world[3]
+        event = e.Elapsed(node.slept) if node.slept else next(notices(nodes, env, site), None)
+        while event is not None:
+            number, sends = self.perform(number, event)
+            net = self.sent(net, env, alive, sends)
+            nodes[site] = self.nodes.values[number]
+            event = next(notices(nodes, env, site), None)
+        return (*world[:site], number, *world[site + 1 : SITES], net, world[4])
+
+    def faults(
+        self, world: World, nodes: list[Node], net: Net, env: Env
+    ) -> Iterator[tuple[Any, World]]:
+        for site, node in enumerate(nodes):
+            if node.state is None:
+                if env.returns:
+                    saved = len(node.saved)
+                    state, (request,) = returned(
+                        site, SITES, last_step=self.box.steps, lease=LEASE, saved=saved
+                    )
+                    fresh = self.nodes(Node(state, node.saved, node.saved, request))
+                    after = self._env(world[4], "returns")
+                    yield (site, "returns"), (
+                        *world[:site], fresh, *world[site + 1 : 4], after,
+                    )  # fmt: skip
+                continue
+            if env.crashes:
+                yield (site, "crashes"), self.crash(world, node, env, site)
+            if node.slept >= 0:
+                yield (site, "wakes"), self.wake(world, nodes, env, site)
+            elif env.pauses and next(notices(nodes, env, site), None) is None:
+                # What was noticed before a suspension comes before its end.
+                asleep = self.nodes(node._replace(slept=0))
+                after = self._env(world[4], "pauses")
+                yield (site, "is paused"), (*world[:site], asleep, *world[site + 1 : 4], after)
+        if env.partitions:
+            for site in range(SITES):
+                queues = tuple(
+                    () if (index // SITES == site) != (index % SITES == site) else queue
+                    for index, queue in enumerate(net.queues)
+                )
+                after = self._env(world[4], "partitions", cut=site)
+                yield (site, "is cut off"), (*world[:3], self.nets(Net(queues, net.aside)), after)
+        # Both sides of a cut count from its begin: both notice it, or none.
+        running = [site for site in range(SITES) if nodes[site].state and nodes[site].slept < 0]
+        noticed = any(node.state and max(node.state.silence) >= 0 for node in nodes)
+        if env.cut != SITES and not (
+            noticed and any(isinstance(n, e.Silent) for s in running for n in notices(nodes, env, s))
+        ):
+            yield ("the cut ends",), (*world[:4], self.envs(env._replace(cut=SITES)))
+        # An outage is seen by a request alone.
+        asks = any(node.request is not None for node in nodes)
+        if env.outages and asks:
+            after = self._env(world[4], "outages", is_out=True)
+            yield ("the store is out",), (*world[:4], after)
+        if env.is_out and asks:
+            yield ("the store is back",), (*world[:4], self.envs(env._replace(is_out=False)))
+        for place, (sender, receiver, (message, handed)) in enumerate(net.aside):
+            node = nodes[receiver]
+            if node.state is not None and node.slept < 0 and not is_cut(env, sender, receiver):
+                aside = (*net.aside[:place], *net.aside[place + 1 :])
+                left = self.nets(Net(net.queues, aside))
+                for label, after in self.step(
+                    world, nodes, env, receiver, e.Received(message), handed, net=left
+                ):
+                    yield ("late", *label), after
+
+    # Invariants.
+
+    def check(self, world: World, nodes: list[Node], env: Env) -> None:
+        for site, number in enumerate(world[:SITES]):
+            key = (number, world[4])
+            permitted = self._permitted.get(key)
+            if permitted is None:
+                node = nodes[site]
+                permitted = self._permitted[key] = (
+                    node.state is None
+                    or node.slept >= 0
+                    or site in env.record.members
+                    or not may_act(node.state, self.rules)
+                )
+            if not permitted:
+                raise Violation(f"site {site} may act, and {env.record} is in the store")
+            for other in world[:site]:
+                agree = self._agree.get((number, other))
+                if agree is None:
+                    agree = self._agree[number, other] = agrees(
+                        nodes[site], self.nodes.values[other]
+                    )
+                if not agree:
+                    raise Violation(f"two members of one record have other sums of a step: {nodes}")
+
+    def is_done(self, world: World) -> bool:
+        return len(self.envs.values[world[4]].accepted) == self.box.steps
+
+    def is_saved(self, world: World) -> bool:
+        """Return True if a member of the record has acted on the last step."""
+        states = [self.nodes.values[number].state for number in world[:SITES]]
+        record = self.envs.values[world[4]].record
+        return self.is_done(world) or any(
+            state is not None
+            and state.takes_part
+            and state.record == record
+            and state.committed == self.box.steps
+            for state in states
+        )
+
+    def may_wait(self, world: World) -> bool:
+        """Return True if no progress is promised."""
+        nodes = [self.nodes.values[number] for number in world[:SITES]]
+        env: Env = self.envs.values[world[4]]
+        inside = {
+            site
+            for site, node in enumerate(nodes)
+            if node.state is not None
+            and node.state.takes_part
+            and node.slept < 0
+            and site in env.record.members
+        }
+        hear_all = inside == set(env.record.members) and all(
+            max(nodes[site].state.silence) < 0 for site in inside
+        )
+        if not inside:
+            return True
+        if hear_all and all(nodes[site].state.record == env.record for site in inside):
+            return False
+        return env.is_out
+
+
+def is_cut(env: Env, first: int, second: int) -> bool:
+    return (first == env.cut) != (second == env.cut)
+
+
+def agrees(first: Node, second: Node) -> bool:
+    if first.state is None or second.state is None:
+        return True
+    if not (first.state.takes_part and second.state.takes_part):
+        return True
+    if first.state.record.membership_id != second.state.record.membership_id:
+        return True
+    common = min(len(first.history), len(second.history))
+    return first.history[:common] == second.history[:common]
+
+
+def notices(nodes: list[Node], env: Env, site: int) -> Iterator[Any]:
+    """Yield what a site's guard says of the others."""
+    state = nodes[site].state
+    assert state is not None, "it lives"
+    if not state.takes_part:
+        return
+    for other in state.record.members:
+        if other == site:
+            continue
+        node, age = nodes[other], state.silence[other]
+        if node.state is None:
+            if age < LEASE:
+                yield e.Gone(other)
+            continue
+        theirs = node.state.record
+        is_heard = not is_cut(env, site, other) and node.slept < LEASE * 2 / 3
+        speaks = is_heard and node.slept < 0
+        if speaks and theirs is not None and theirs.membership_id > state.record.membership_id:
+            yield e.Received(e.Refusal(other, theirs))
+        elif is_heard and theirs == state.record and node.state.takes_part:
+            is_kept = keeps(node.state, site) and keeps(state, other)
+            if not is_kept and age < 0:
+                yield e.Silent(other)
+            elif is_kept and age >= 0 and speaks:
+                yield e.Heard(other)
+        elif not is_heard and age < 0:
+            yield e.Silent(other)
+
+
+class Result(NamedTuple):
+    """What an exploration found."""
+
+    states: int
+    complete: bool
+    violation: str | None
+    trace: tuple[Any, ...] = ()
+
+
+def packed(world: World) -> int:
+    number = 0
+    for part in world:
+        number = number << BITS | part
+    return number
+
+
+def unpacked(number: int) -> World:
+    mask = (1 << BITS) - 1
+    return tuple(number >> BITS * place & mask for place in reversed(range(SITES + 2)))  # type: ignore[return-value]
+
+
+def explore(
+    model: Model, *, most_states: int = sys.maxsize, seconds: float = 1e9, progress: bool = False
+) -> Result:
+    """Visit every reachable state, breadth first, and then look for states without progress."""
+    begin = packed(model.start())
+    parents: dict[int, int] = {begin: begin}
+    calm: dict[int, int] = {}
+    level, deadline = [begin], time.monotonic() + seconds
+    depth, complete = 0, True
+    while level and complete:
+        following: list[int] = []
+        for number in level:
+            first = True
+            try:
+                for label, world in model.successors(unpacked(number)):
+                    after = packed(world)
+                    if first:
+                        calm[number] = after if not is_fault(label) else number
+                        first = False
+                    if after not in parents:
+                        parents[after] = number
+                        following.append(after)
+            except Violation as violation:
+                return Result(len(parents), False, str(violation), trace(model, parents, number))
+            if len(parents) > most_states or time.monotonic() > deadline:
+                complete = False
+                break
+        level, depth = following, depth + 1
+        if progress:
+            print(f"depth {depth}: {len(parents):,} states, {len(level):,} new", flush=True)
+    stuck = without_progress(model, calm)
+    if stuck is not None:
+        return Result(len(parents), complete, "no progress", trace(model, parents, stuck))
+    return Result(len(parents), complete, None)
+
+
+def is_fault(label: Any) -> bool:
+    words = ("crash", "returns", "is ", "the ", "wakes", "late", "MembershipRecord")
+    parts = label if isinstance(label, tuple) else ()
+    return any(isinstance(part, str) and part.startswith(words) for part in parts)
+
+
+def without_progress(model: Model, calm: dict[int, int]) -> int | None:
+    """Return a state from which a fair run without more faults never ends all steps."""
+    good: set[int] = set()
+    for begin in calm:
+        path, on_path, number = [], set(), begin
+        while number not in good:
+            world = unpacked(number)
+            if model.is_saved(world) or number not in calm:
+                break
+            if number in on_path or calm[number] == number:
+                # A cycle or an end, where time changes nothing any more.
+                if not model.may_wait(world):
+                    return begin
+                break
+            path.append(number)
+            on_path.add(number)
+            number = calm[number]
+        good.update(path)
+        good.add(number)
+    return None
+
+
+def trace(model: Model, parents: dict[int, int], number: int) -> tuple[Any, ...]:
+    """List the events from the start to a state."""
+    path = [number]
+    while parents[path[-1]] != path[-1]:
+        path.append(parents[path[-1]])
+    path.reverse()
+    labels = []
+    for before, after in zip(path, path[1:], strict=False):
+        for label, world in model.successors(unpacked(before)):
+            if packed(world) == after:
+                labels.append(label)
+                break
+    return tuple(labels)
+
+
+def shown(result: Result) -> str:
+    """Return a counterexample as a list of events, one a line."""
+    lines = [f"{place:3}. {event}" for place, event in enumerate(result.trace, 1)]
+    return "\n".join([*lines, f"     {result.violation}"])
+
+
+def walk(model: Model, seed: int, events: int) -> Result:
+    """Take random events, faults among them; a run that ends is followed by another."""
+    draw, world, labels = random.Random(seed), model.start(), []
+    for _ in range(events):
+        try:
+            choices = list(model.successors(world))
+        except Violation as violation:
+            return Result(0, False, str(violation), tuple(labels))
+        if not choices:  # the run is over: another begins
+            world, labels = model.start(), []
+            continue
+        usual = [choice for choice in choices if not is_fault(choice[0])]
+        label, world = draw.choice(usual if usual and draw.random() < 0.9 else choices)
+        labels.append(label)
+    return Result(events, True, None)
+
+
+FULL = Box()
+SMALL = Box(steps=2, crashes=1, returns=1, partitions=0, messages=0, pauses=0, outages=0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    for name, value in FULL._asdict().items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    parser.add_argument("--seconds", type=float, default=600)
+    arguments = parser.parse_args()
+    box = Box(**{name: getattr(arguments, name) for name in Box._fields})
+    began = time.monotonic()
+    result = explore(Model(box), seconds=arguments.seconds, progress=True)
+    print(f"{box}: {result.states:,} states, complete: {result.complete}, ", end="")
+    print(f"{time.monotonic() - began:.0f} s")
+    if result.violation:
+        print(shown(result))
+    return result.violation is not None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
