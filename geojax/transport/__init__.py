@@ -10,6 +10,7 @@ from geojax.transport.link_clock import MeasuredLink
 from geojax.transport.loopback import loopback
 from geojax.transport.protocol import (
     Fetch,
+    LostPeerError,
     MessageKey,
     PeerCounters,
     SocketFigures,
@@ -21,6 +22,7 @@ from geojax.transport.streams import Streams, streams_for
 __all__ = [
     "CarrierTransport",
     "Fetch",
+    "LostPeerError",
     "MeasuredLink",
     "Membership",
     "MessageKey",

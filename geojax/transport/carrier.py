@@ -12,13 +12,14 @@ arrays where it has come. On other devices the host holds what is offered, which
 in flight bounds, and what arrives.
 
 A peer that is lost ends its own link alone. When its process has started again, `take_up` replaces
-the link, and the others never notice.
+the link, and the others never notice; `give_up` goes on without it.
 """
 
 import atexit
 import contextlib
 import functools
 import itertools
+import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,7 +34,13 @@ from geojax.transport.link_clock import MeasuredLink
 from geojax.transport.message_id import Direction
 from geojax.transport.peer_link import PeerLink
 from geojax.transport.peer_listener import PeerListener
-from geojax.transport.protocol import MessageKey, PeerCounters, SocketFigures, ToldFigures
+from geojax.transport.protocol import (
+    LostPeerError,
+    MessageKey,
+    PeerCounters,
+    SocketFigures,
+    ToldFigures,
+)
 from geojax.transport.shards import joined, local_shapes, local_shards
 from geojax.transport.streams import Streams
 
@@ -61,6 +68,8 @@ class Limits(NamedTuple):
     """Most bytes in flight to one peer."""
     silence_seconds: float
     """A peer that gives no sign for so long counts as lost."""
+    goes_on: bool = False
+    """The run goes on without peers that are lost. The caller decides of silent ones."""
 
 
 class CarrierTransport:
@@ -86,11 +95,12 @@ class CarrierTransport:
         self.site_names: Sequence[str] = site_names
         self.address = listener.address
         """Address and port at which peers reach this process."""
-        self.counters: Mapping[int, PeerCounters] = {
-            site: PeerCounters() for site in range(self.sites) if site != self.site
-        }
+        self._counters = {site: PeerCounters() for site in range(self.sites) if site != self.site}
+        self.counters: Mapping[int, PeerCounters] = self._counters
         self.links: dict[int, PeerLink] = {}
         """The link to each peer, in its newest start."""
+        self.notes: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
+        """Notes of peers that nobody has read, each with the peer's site."""
         self._own, self._run_key, self._listener, self._limits = own, run_key, listener, limits
         self._waits: list[str] = []
         self._closed = False
@@ -117,8 +127,28 @@ class CarrierTransport:
             self._limits.streams,
             self._limits.offered_bytes,
             self.counters[site],
+            lambda note: self.notes.put((site, note)),
+            self._limits.goes_on,
         )
         self._listener.expect(peer.party, self.links[site].adopt)
+
+    def give_up(self, site: int) -> None:
+        """Exchange nothing with a peer any more, which is no failure; others go on."""
+        self._listener.forget(site)
+        link = self.links.pop(site)
+        del self._counters[site]
+        # Its threads may be waiting for an answer.
+        closing = threading.Thread(target=link.close, args=(0.0,), name="geojax end", daemon=True)
+        closing.start()
+
+    def note(self, receiver: int, content: bytes) -> None:
+        """Send another site a note, which comes once and in order, unless the site is lost."""
+        self.links[receiver].control.note(content)
+
+    def withdraw(self, membership_id: int) -> None:
+        """Withdraw offers under earlier records than this one that nobody has asked for."""
+        for link in self.links.values():
+            link.withdraw(membership_id)
 
     def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
         """Offer arrays to one other site."""
@@ -177,8 +207,13 @@ class CarrierTransport:
 
     def drain(self) -> None:
         """Wait until the peers have fetched all offers."""
-        for link in self.links.values():
-            link.drain()
+        for site, link in list(self.links.items()):
+            try:
+                link.drain()
+            except LostPeerError:
+                if not self._limits.goes_on:
+                    raise
+                self.give_up(site)
 
     def close(self, *, failed: bool = False) -> None:
         """End all transfers and connections."""

@@ -70,6 +70,8 @@ def connect(
     limit_bytes: int,
     silence_seconds: float = 40.0,
     timeout_seconds: float = 300.0,
+    *,
+    goes_on: bool = False,
 ) -> CarrierTransport:
     """Meet the processes of the other sites; return the transport to the counterparts of this one.
 
@@ -81,13 +83,14 @@ def connect(
         limit_bytes: most bytes in flight to one peer.
         silence_seconds: a peer that gives no sign for so long counts as lost.
         timeout_seconds: time to wait for all processes.
+        goes_on: the run goes on without peers that are lost. The caller decides of silent ones.
 
     Raises:
         UserError: an address is public or not this host's, or keys, settings, versions or numbers
             of processes are not the same everywhere.
         MissingProcessesError: some processes did not come in time.
     """
-    transport, own = begin(members, Limits(streams, limit_bytes, silence_seconds))
+    transport, own = begin(members, Limits(streams, limit_bytes, silence_seconds, goes_on))
     with contextlib.ExitStack() as on_error:
         on_error.callback(transport.close, failed=True)
         everyone = meet(

@@ -5,7 +5,7 @@ messages that it asks for (even) and has fetched (the same, odd), and the end. T
 answers each heartbeat with the number of other frames that have come so far, in eight bytes too.
 
 Figures of a step go between the frames, and are not counted: what a cut takes is not sent again,
-and newer ones replace those that nobody has sent yet.
+and newer ones replace those that nobody has sent yet. Notes are frames with content, and counted.
 
 A side whose heartbeats are not answered for three seconds, or whose connection ends, opens it anew
 until it succeeds: TCP itself sends later and later after a cut. What the other side has not counted
@@ -33,13 +33,13 @@ from geojax.transport.handshake import (
 )
 from geojax.transport.message_id import FIRST_ID
 
-MOST_FIGURES_BYTES = 1024
-"""Size of the largest figures that one side tells the other."""
+MOST_CONTENT_BYTES = 1024
+"""Size of the largest figures or note that one side sends the other."""
 
 _FRAME = struct.Struct("!Q")
 _HEARTBEAT, _FINISHED, _FAILED = 0, 1, 2
-_FIGURES = 3
-"""Frame before the number of bytes of figures, and these in whole frames."""
+_FIGURES, _NOTE = 3, 4
+"""Frames before the number of bytes of figures or a note, and these in whole frames."""
 _HEARTBEAT_SECONDS = 1.0
 _ANSWER_SECONDS = 3.0
 """Time without an answer after which the connection is opened anew, and that of an attempt."""
@@ -63,6 +63,8 @@ class ControlConnection:
         """Called with the seconds from each heartbeat to the peer's answer."""
         self.told: Callable[[bytes], None] = lambda figures: None
         """Called with the figures that the peer tells."""
+        self.noted: Callable[[bytes], None] = lambda note: None
+        """Called with each note of the peer, once and in their order."""
         self.reopened: Callable[[], None] = lambda: None
         """Called when this side has opened a connection anew, after a cut or a reset."""
         self.finished = False
@@ -76,8 +78,8 @@ class ControlConnection:
         self.reached, self.was_reached = threading.Event(), threading.Event()
         """Set when this side has first reached the peer, and the peer this side."""
         self._route, self._heard = route, time.monotonic()
-        self._frames: deque[int] = deque()
-        """Frames that the peer has not counted."""
+        self._frames: deque[int | bytes] = deque()
+        """Frames that the peer has not counted; bytes are a note."""
         self._counted = 0
         """Frames that it has."""
         self._figures: bytes | None = None
@@ -112,12 +114,17 @@ class ControlConnection:
         self._say(message | 1)
 
     def tell(self, figures: bytes) -> None:
-        """Tell the peer figures, soon or never: `MOST_FIGURES_BYTES` at most."""
-        assert len(figures) <= MOST_FIGURES_BYTES, "figures of a step are few"
+        """Tell the peer figures, soon or never: `MOST_CONTENT_BYTES` at most."""
+        assert len(figures) <= MOST_CONTENT_BYTES, "figures of a step are few"
         with self._changed:
             if not self._closed.is_set():
                 self._figures = figures
                 os.eventfd_write(self._wake, 1)
+
+    def note(self, content: bytes) -> None:
+        """Send the peer a note of at most `MOST_CONTENT_BYTES`, which no cut takes."""
+        assert len(content) <= MOST_CONTENT_BYTES, "a note is short"
+        self._say(content)
 
     @property
     def sockets(self) -> list[socket.socket]:
@@ -165,7 +172,7 @@ class ControlConnection:
             self._stop_listening()
         os.close(self._wake)
 
-    def _say(self, frame: int, at_once: bool = False) -> None:
+    def _say(self, frame: int | bytes, at_once: bool = False) -> None:
         with self._changed:
             if not self._closed.is_set():  # a message may arrive while this side closes
                 self._frames.append(frame)
@@ -232,7 +239,10 @@ class ControlConnection:
                 heartbeats.append(now)
                 due = now + _HEARTBEAT_SECONDS
             if frames or figures is not None:
-                connection.sendall(b"".join(map(_FRAME.pack, frames)) + _in_frames(figures))
+                pieces = [_packed(frame) for frame in frames]
+                if figures is not None:
+                    pieces.append(_with_content(_FIGURES, figures))
+                connection.sendall(b"".join(pieces))
             patience = heartbeats[0] + _ANSWER_SECONDS - now if heartbeats else due - now
             events = dict(poll.poll(1e3 * max(0.0, min(due - now, patience))))
             if self._wake in events:
@@ -264,15 +274,15 @@ class ControlConnection:
         with contextlib.suppress(OSError, Refused), connection:  # the peer opens another
             while piece := connection.recv(1 << 16):
                 self.hear()
-                frames, unread = _frames_and_figures(unread + piece)
-                for frame in frames:
-                    if isinstance(frame, bytes):
-                        self.told(frame)
+                frames, unread = _frames_and_contents(unread + piece)
+                for frame, content in frames:
+                    if frame == _FIGURES:
+                        self.told(content)
                     elif frame == _HEARTBEAT:
                         connection.sendall(_FRAME.pack(self._received))
                     else:
                         self._received += 1
-                        self._act(frame)
+                        self._act(frame, content)
 
     def _stop_listening(self) -> None:
         if self._incoming is not None and self._listener is not None:
@@ -281,9 +291,11 @@ class ControlConnection:
             self._listener.join()
             self._incoming.close()
 
-    def _act(self, frame: int) -> None:
+    def _act(self, frame: int, content: bytes) -> None:
         if frame >= FIRST_ID:
             (self.acknowledged if frame & 1 else self.asked)(frame & ~1)
+        elif frame == _NOTE:
+            self.noted(content)
         elif frame == _FINISHED:
             self.finished = True
             self.over.set()
@@ -297,38 +309,40 @@ def _frames(unread: bytes) -> tuple[list[int], bytes]:
     return [frame for (frame,) in _FRAME.iter_unpack(unread[:whole])], unread[whole:]
 
 
-def _in_frames(figures: bytes | None) -> bytes:
-    """Return figures as they are sent; nothing where there are none."""
-    if figures is None:
-        return b""
-    padding = bytes(-len(figures) % _FRAME.size)
-    return _FRAME.pack(_FIGURES) + _FRAME.pack(len(figures)) + figures + padding
+def _packed(frame: int | bytes) -> bytes:
+    """Return a frame as it is sent; bytes are a note."""
+    return _with_content(_NOTE, frame) if isinstance(frame, bytes) else _FRAME.pack(frame)
 
 
-def _frames_and_figures(unread: bytes) -> tuple[list[int | bytes], bytes]:
-    """Split what has come into frames, figures as bytes, and a rest.
+def _with_content(frame: int, content: bytes) -> bytes:
+    padding = bytes(-len(content) % _FRAME.size)
+    return _FRAME.pack(frame) + _FRAME.pack(len(content)) + content + padding
+
+
+def _frames_and_contents(unread: bytes) -> tuple[list[tuple[int, bytes]], bytes]:
+    """Split what has come into frames, each with its content if it has one, and a rest.
 
     Raises:
-        Refused: figures are too large.
+        Refused: a content is too large.
     """
-    found: list[int | bytes] = []
+    found: list[tuple[int, bytes]] = []
     at, size = 0, _FRAME.size
     while at + size <= len(unread):
         (frame,) = _FRAME.unpack_from(unread, at)
         at += size
-        if frame != _FIGURES:
-            found.append(frame)
+        if frame not in (_FIGURES, _NOTE):
+            found.append((frame, b""))
             continue
         if at + size > len(unread):
             return found, unread[at - size :]
         (count,) = _FRAME.unpack_from(unread, at)
-        if count > MOST_FIGURES_BYTES:
-            raise Refused("its figures are too large")
+        if count > MOST_CONTENT_BYTES:
+            raise Refused("its figures or its note are too large")
         begin = at + size
         end = begin + count + -count % size
         if end > len(unread):
             return found, unread[at - size :]
-        found.append(unread[begin : begin + count])
+        found.append((frame, unread[begin : begin + count]))
         at = end
     return found, unread[at:]
 

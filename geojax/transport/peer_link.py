@@ -4,21 +4,34 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 
-from geojax.errors import RunError
 from geojax.transport.control import ControlConnection
 from geojax.transport.handshake import CONTROL, ChannelHello, PeerRoute, Refused
 from geojax.transport.host_memory import bytes_of
 from geojax.transport.in_flight import InFlight
 from geojax.transport.link_clock import LinkClock
 from geojax.transport.message_id import Direction, message_id
-from geojax.transport.protocol import MessageKey, PeerCounters, SocketFigures, ToldFigures
+from geojax.transport.protocol import (
+    LostPeerError,
+    MessageKey,
+    PeerCounters,
+    SocketFigures,
+    ToldFigures,
+)
 from geojax.transport.receiving import Arriving, Inbox, IncomingChannel
 from geojax.transport.sending import Outbox, OutgoingChannel
 from geojax.transport.streams import MOST_STREAMS, Streams
 from geojax.transport.tcp import SocketMeter
+
+
+class _Offered(NamedTuple):
+    """A message that is offered and not acknowledged."""
+
+    size: int
+    membership_id: int
 
 
 class PeerLink:
@@ -34,6 +47,8 @@ class PeerLink:
         streams: connections that bring what is fetched.
         limit_bytes: most bytes in flight to the peer.
         counters: counters of the peer.
+        noted: called with each note of the peer.
+        waits_for_silent: a peer that is silent does not count as lost.
     """
 
     def __init__(
@@ -44,6 +59,8 @@ class PeerLink:
         streams: Streams,
         limit_bytes: int,
         counters: PeerCounters,
+        noted: Callable[[bytes], None] = lambda note: None,
+        waits_for_silent: bool = False,
     ):
         self.name = name
         self.lost: str | None = None
@@ -54,8 +71,8 @@ class PeerLink:
         """The newest figures that the peer told; None: there are none."""
         self._route, self._there = route, there
         self._failure: str | None = None
-        self._offered: dict[int, int] = {}
-        """Bytes of each message that is offered and not acknowledged."""
+        self._waits_for_silent = waits_for_silent
+        self._offered: dict[int, _Offered] = {}
         self._in_flight = InFlight(name, limit_bytes, counters, self._check_receiver)
         self._outbox, self._inbox = Outbox(streams.piece_bytes), Inbox()
         self._adopting = threading.Lock()
@@ -63,7 +80,7 @@ class PeerLink:
         self.control = ControlConnection(route)
         self.control.echoed, self.control.asked = self.clock.echoed, self._outbox.ask
         self.control.acknowledged, self.control.reopened = self._acknowledged, self._open_anew
-        self.control.told = self._heard_figures
+        self.control.told, self.control.noted = self._heard_figures, noted
         self._incoming = [
             IncomingChannel(
                 channel, route, self._inbox, self.control.over, self.control.hear, self._fail
@@ -100,18 +117,24 @@ class PeerLink:
         assert message not in self._offered, f"{key} is offered to {self.name} once"
         size = sum(shard.nbytes for shard in shards)
         self._in_flight.add(key, size)
-        self._offered[message] = size
+        self._offered[message] = _Offered(size, key.membership_id)
         return message
 
     def depart(self, message: int, shards: Sequence[jax.Array]) -> None:
         """Send a message, which is computed, as soon as the peer asks for it."""
-        if self.lost is None:
+        if self.lost is None and message in self._offered:
             self.clock.departed(message)
             self._outbox.computed(message, bytes_of(shards))
 
     def fail_to_depart(self, key: MessageKey, reason: str) -> None:
         """Note that a message will never be computed."""
         self._failure = self._failure or f"cannot send {key} to {self.name}: {reason}"
+
+    def withdraw(self, membership_id: int) -> None:
+        """Withdraw the offers under earlier records that the peer has not asked for."""
+        for message, offered in list(self._offered.items()):
+            if 0 < offered.membership_id < membership_id and self._outbox.withdraw(message):
+                self._settle(message)
 
     def ask(
         self,
@@ -144,12 +167,16 @@ class PeerLink:
         return self._meter.read([*self.control.sockets, *sockets])
 
     def check(self) -> None:
-        """Raise a `RunError` that names the peer if it is lost; let go of what it was offered."""
+        """Let go of what the peer was offered if it is lost.
+
+        Raises:
+            LostPeerError: it is lost.
+        """
         if self.lost is None and (problem := self._problem()):
             self.lost = problem
             self._let_go()
         if self.lost is not None:
-            raise RunError(f"transport: {self.lost}; restart the run from its last checkpoint")
+            raise LostPeerError(f"transport: {self.lost}; restart the run from its last checkpoint")
 
     def drain(self) -> None:
         """Wait until the peer has fetched all offers."""
@@ -171,16 +198,20 @@ class PeerLink:
     def _check_receiver(self) -> None:
         self.check()
         if self.control.finished and self._offered:
-            raise RunError(
+            raise LostPeerError(
                 f"transport: {self.name} has finished without fetching {len(self._offered)} "
                 "messages; is its schedule the same as here?"
             )
 
     def _acknowledged(self, message: int) -> None:
-        if (size := self._offered.pop(message, None)) is not None:
-            self.clock.acknowledged(message, size)
+        if (offered := self._offered.get(message)) is not None:
+            self.clock.acknowledged(message, offered.size)
             self._outbox.forget(message)
-            self._in_flight.acknowledge(size)
+            self._settle(message)
+
+    def _settle(self, message: int) -> None:
+        if (offered := self._offered.pop(message, None)) is not None:
+            self._in_flight.acknowledge(offered.size)
 
     def _heard_figures(self, content: bytes) -> None:
         self.told = ToldFigures(content, time.monotonic())
@@ -208,7 +239,8 @@ class PeerLink:
             return None
         if control.lost is not None:
             return f"lost the connection to {self.name}: {control.lost}"
-        if (silent := control.silent_seconds) > self._route.silence_seconds:
+        silent = control.silent_seconds
+        if silent > self._route.silence_seconds and not self._waits_for_silent:
             why = "" if control.problem is None else f" ({control.problem})"
             return f"{self.name} has been silent for {silent:.0f} seconds{why}"
         return None

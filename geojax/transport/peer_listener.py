@@ -53,6 +53,10 @@ class PeerListener:
         self._adopts[peer.group] = adopt
         self._peers[peer.group] = peer
 
+    def forget(self, group: int) -> None:
+        """Refuse the connections of a peer from now on."""
+        self._peers.pop(group, None)
+
     def serve(self, own: Party) -> None:
         """Accept connections from now on."""
         self._own = own

@@ -6,7 +6,12 @@ from typing import NamedTuple, Protocol
 
 import jax
 
+from geojax.errors import RunError
 from geojax.transport.link_clock import MeasuredLink
+
+
+class LostPeerError(RunError):
+    """A peer is lost, so that waiting for it would never end."""
 
 
 class MessageKey(NamedTuple):
@@ -25,12 +30,14 @@ class MessageKey(NamedTuple):
     """Share of the batch that the message is of."""
     part: int = 0
     """Number of the piece, where one subject travels in several messages."""
+    membership_id: int = 0
+    """Record of who takes part under which it is sent; 0: under any."""
 
     def __str__(self) -> str:
         """Return the key as errors show it."""
         return (
             f"{self.kind} of step {self.step}, microbatch {self.microbatch}, chunk {self.chunk}, "
-            f"share {self.share}, part {self.part}"
+            f"share {self.share}, part {self.part}, membership {self.membership_id}"
         )
 
 

@@ -65,6 +65,14 @@ class Outbox:
             self._asked.discard(message)
             self._computed.pop(message, None)
 
+    def withdraw(self, message: int) -> bool:
+        """Let go of a message unless the peer has asked for it; return True if it had not."""
+        with self.changed:
+            if message in self._asked:
+                return False
+            self._computed.pop(message, None)
+            return True
+
     def next_piece(self) -> tuple[int, int, int] | None:
         """Return message, offset and bytes of a piece that somebody is to send; None: nothing."""
         if not self._rest:

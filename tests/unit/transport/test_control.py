@@ -13,10 +13,11 @@ from support.tcp_resets import connections, reset
 
 from geojax.transport.control import (
     _FRAME,
-    MOST_FIGURES_BYTES,
+    MOST_CONTENT_BYTES,
     ControlConnection,
-    _frames_and_figures,
-    _in_frames,
+    _frames_and_contents,
+    _packed,
+    _with_content,
 )
 from geojax.transport.handshake import CONTROL, Party, PeerRoute, Refused, open_channel
 from geojax.transport.message_id import FIRST_ID
@@ -115,7 +116,7 @@ def test_figures_come_between_frames_and_the_newest_count(ends):
         east.tell(b"figures of %d" % message)
         if message == FIRST_ID + 200:
             relay.cut()
-    newest = b"x" * MOST_FIGURES_BYTES
+    newest = b"x" * MOST_CONTENT_BYTES
 
     def are_all_here():
         east.tell(newest)  # what a cut has taken is not said again
@@ -131,14 +132,31 @@ def test_figures_come_between_frames_and_the_newest_count(ends):
 
 def test_figures_are_split_where_packets_end_anywhere():
     said = b"".join(
-        (_in_frames(b""), _FRAME.pack(FIRST_ID), _in_frames(b"123456789"), _FRAME.pack(0))
+        (_with_content(3, b""), _packed(FIRST_ID), _with_content(3, b"123456789"), _packed(b"note"))
     )
+    wanted = [(3, b""), (FIRST_ID, b""), (3, b"123456789"), (4, b"note")]
     for cut in range(len(said)):
-        first, rest = _frames_and_figures(said[:cut])
-        last, left = _frames_and_figures(rest + said[cut:])
-        assert ([*first, *last], left) == ([b"", FIRST_ID, b"123456789", 0], b"")
+        first, rest = _frames_and_contents(said[:cut])
+        last, left = _frames_and_contents(rest + said[cut:])
+        assert ([*first, *last], left) == (wanted, b"")
     with pytest.raises(Refused, match="too large"):
-        _frames_and_figures(_FRAME.pack(3) + _FRAME.pack(MOST_FIGURES_BYTES + 1))
+        _frames_and_contents(_FRAME.pack(3) + _FRAME.pack(MOST_CONTENT_BYTES + 1))
+
+
+def test_notes_come_once_and_in_order_though_connections_go_dead(ends):
+    east, west, relay = ends
+    came = []
+    west.noted = came.append
+    notes = [b"%d" % number * (1 + number % 9) for number in range(600)]
+    for number, note in enumerate(notes):
+        east.note(note)
+        east.acknowledge(FIRST_ID)
+        if number % 200 == 100:
+            relay.cut()
+            time.sleep(0.01)
+    wait_until(lambda: len(came) >= len(notes))
+    assert came == notes
+    assert relay.passed > 1
 
 
 def test_a_goodbye_is_heard_though_the_connection_is_dead(ends):

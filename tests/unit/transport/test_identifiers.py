@@ -34,7 +34,7 @@ def test_every_fact_of_a_message_changes_its_identifier():
             (KEY, THERE, first, [jax.ShapeDtypeStruct((2, 4), jnp.float32)]),
         )
     }
-    assert len(ids) == 15
+    assert len(ids) == 16
     assert all(FIRST_ID <= each < 1 << 64 and each % 2 == 0 for each in ids)
 
 
@@ -43,7 +43,7 @@ PROCESSES = st.tuples(SMALL_NUMBERS, SMALL_NUMBERS)
 NONCES = st.text("01a', ()", max_size=3)
 DIRECTIONS = st.builds(Direction, PROCESSES, PROCESSES, NONCES, NONCES)
 KINDS = st.sampled_from(["activation", "cotangent", "bucket", "table", "scalars", "numbers"])
-KEYS = st.builds(MessageKey, SMALL_NUMBERS, KINDS, *[SMALL_NUMBERS] * 4)
+KEYS = st.builds(MessageKey, SMALL_NUMBERS, KINDS, *[SMALL_NUMBERS] * 5)
 
 
 @given(st.lists(st.tuples(DIRECTIONS, KEYS), max_size=50, unique=True))
