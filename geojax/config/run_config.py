@@ -9,6 +9,7 @@ import pydantic
 from geojax.config.adapt_settings import AdaptSettings
 from geojax.config.foreign_names import FOREIGN_NAMES
 from geojax.config.fp8_settings import Fp8Settings, check_fp8
+from geojax.config.island_settings import LossSettings
 from geojax.config.layout import Layout, check_layout
 from geojax.config.metrics_settings import MetricsSettings
 from geojax.config.profile_settings import ProfileSettings
@@ -148,6 +149,9 @@ class RunConfig(Layout):
     adapt: AdaptSettings = AdaptSettings()
     """Comparison of measured steps with the plan, and the reaction to a difference."""
 
+    islands: LossSettings = LossSettings()
+    """Behavior of islands when a site is lost."""
+
     watchdog: WatchdogSettings = WatchdogSettings()
     """Time limits of a step."""
 
@@ -228,6 +232,28 @@ class RunConfig(Layout):
         if self.dc.join != "islands":
             raise ValueError(
                 "dc.timeline_step requires dc.join=islands; change that, or remove dc.timeline_step"
+            )
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _loss_of_a_site_can_be(self) -> "RunConfig":
+        if self.islands.on_loss == "restart":
+            if self.islands.lease is not None:
+                raise ValueError(
+                    "islands.lease requires islands.on_loss=go_on; set it, or remove islands.lease"
+                )
+            return self
+        required = {
+            "dc.join=islands": self.dc.join == "islands",
+            "dc.role=data": self.dc.role == "data",
+            "islands.lease (the file by which the sites decide)": self.islands.lease is not None,
+            "adapt.replan=false": not self.adapt.replan,
+        }
+        missing = [name for name, holds in required.items() if not holds]
+        if missing:
+            raise ValueError(
+                f"islands.on_loss=go_on requires {' and '.join(missing)}; set that, or remove "
+                "islands.on_loss"
             )
         return self
 

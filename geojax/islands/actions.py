@@ -98,7 +98,21 @@ so that the sum has the same bits."""
 
 def own_shares(sites: int) -> Shares:
     """Return the shares while no site is lost."""
-    return [(site,) for site in range(sites)]
+    return shares_of_members(sites, range(sites))
+
+
+def shares_of_members(sites: int, members: Sequence[int]) -> Shares:
+    """Divide the batch among the sites that take part: whole shares of others go round in turn.
+
+    Args:
+        sites: number of shares.
+        members: the sites that take part, ascending.
+    """
+    lost = [site for site in range(sites) if site not in members]
+    return [
+        (site, *lost[members.index(site) :: len(members)]) if site in members else ()
+        for site in range(sites)
+    ]
 
 
 def breadth_first(chunks: int, microbatches: int, held: int) -> Schedule:

@@ -47,6 +47,8 @@ class Agreement:
     def differing_sites(self, step: int, weights: Any) -> list[int]:
         """List the sites whose weights are not those of the first holder; all sites call it.
 
+        A site is left out if the run goes on without it.
+
         A site that calls it again after the same step, to save once more, asks no other.
 
         Args:
@@ -59,8 +61,9 @@ class Agreement:
         if step == self._agreed_step:
             return []
         sums = jax.device_get(self._exchange.of_all_sites(self._checksum(weights)))
-        first = int(sums[self._holders[0]])
-        differing = [site for site in self._holders if int(sums[site]) != first]
+        holders = [site for site in self._holders if site in sums]
+        first = int(sums[holders[0]])
+        differing = [site for site in holders if int(sums[site]) != first]
         self._agreed_step = None if differing else step
         return differing
 

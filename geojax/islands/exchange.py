@@ -1,14 +1,20 @@
 """An exchange of a few numbers between all sites, outside the messages of a walk."""
 
+import contextlib
 import secrets
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from geojax.errors import RunError
 from geojax.transport import MessageKey, Transport
 
 _NAME_WORDS = 4
+
+
+class LostSiteError(RunError):
+    """The run goes on without a site, from which a message was to come."""
 
 
 class Exchange:
@@ -24,8 +30,10 @@ class Exchange:
         self._count = 0
         self._name: str | None = None
 
-    def of_all_sites(self, own: jax.Array) -> list[jax.Array]:
+    def of_all_sites(self, own: jax.Array) -> dict[int, jax.Array]:
         """Exchange numbers that are equal on all devices of `own`: those of each site, in order.
+
+        A site is left out if the run goes on without it.
 
         Raises:
             RunError: another site is lost.
@@ -37,12 +45,16 @@ class Exchange:
         fetches = {other: self._transport.fetch(other, key, like) for other in others}
         for other in others:
             self._transport.offer(other, key, [own])
-        parts = {other: fetch.result()[0] for other, fetch in fetches.items()}
-        parts[self._transport.site] = own
-        return [parts[site] for site in sorted(parts)]
+        parts = {self._transport.site: own}
+        for other, fetch in fetches.items():
+            with contextlib.suppress(LostSiteError):
+                (parts[other],) = fetch.result()
+        return {site: parts[site] for site in sorted(parts)}
 
-    def of_hosts(self, own: np.ndarray, mesh: Mesh) -> list[np.ndarray]:
+    def of_hosts(self, own: np.ndarray, mesh: Mesh) -> dict[int, np.ndarray]:
         """Exchange numbers of the hosts: those of each site, in order.
+
+        A site is left out if the run goes on without it.
 
         Args:
             own: the site's, the same in each of its processes.
@@ -53,7 +65,8 @@ class Exchange:
         """
         sharding = NamedSharding(mesh, PartitionSpec())
         array = jax.make_array_from_callback(own.shape, sharding, lambda place: own[place])
-        return [np.asarray(each.addressable_data(0)) for each in self.of_all_sites(array)]
+        of_sites = self.of_all_sites(array)
+        return {site: np.asarray(each.addressable_data(0)) for site, each in of_sites.items()}
 
     def random_name(self, mesh: Mesh) -> str:
         """Return a name that all sites share, 32 hex digits; the first time they ask together.
@@ -69,6 +82,6 @@ class Exchange:
         """
         if self._name is None:
             drawn = np.frombuffer(secrets.token_bytes(4 * _NAME_WORDS), np.uint32)
-            first, *_ = self.of_hosts(drawn, mesh)
+            first, *_ = self.of_hosts(drawn, mesh).values()
             self._name = first.tobytes().hex()
         return self._name

@@ -11,6 +11,7 @@ from geojax.config.run_config import RunConfig
 from geojax.islands.actions import (
     Receive,
     Send,
+    Shares,
     SiteAction,
     breadth_first,
     data_actions,
@@ -32,19 +33,25 @@ _STEPS_IN_FLIGHT = 2
 _SCALARS_BYTES = 1 << 20
 
 
-def action_lists(config: RunConfig, step: Step) -> Lists:
-    """List the actions of each stage of all sites in a step."""
+def action_lists(config: RunConfig, step: Step, shares: Shares | None = None) -> Lists:
+    """List the actions of each stage of all sites in a step.
+
+    Args:
+        config: the run of all sites.
+        step: its choices.
+        shares: the shares of the batch that each site computes, in role data; None: its own.
+    """
     if step.sites:
-        sites, microbatches = config.mesh.dc, config.batch.microbatches
-        return [data_lists(own, sites, microbatches)[n] for n, own in enumerate(step.sites)]
+        shares, microbatches = shares or own_shares(config.mesh.dc), config.batch.microbatches
+        return [data_lists(own, shares, microbatches)[n] for n, own in enumerate(step.sites)]
     assert step.pipeline is not None, "sites in role stage are stages of a pipeline"
     return stage_lists(config, step.pipeline.as_schedule)
 
 
-def data_lists(work: IslandWork, sites: int, microbatches: int) -> Lists:
-    """List the actions of each site in role data, where all sites have the same work."""
+def data_lists(work: IslandWork, shares: Shares, microbatches: int) -> Lists:
+    """List the actions of each site in role data, where all sites have the same work a share."""
     order = breadth_first(len(work.layers), microbatches, work.held_microbatches)
-    return [data_actions(order, site, own_shares(sites)) for site in range(sites)]
+    return [data_actions(order, site, shares) for site in range(len(shares))]
 
 
 def stage_lists(config: RunConfig, schedule: Schedule) -> Lists:
@@ -99,8 +106,9 @@ def offer_limit_bytes(
 ) -> int:
     """Return the bytes that a device may have offered to one other site, or stage, at a time.
 
-    In role data these are the gradients of two steps, in role stage the messages that the schedule
-    has under way to a stage, and a tied table's gradient.
+    In role data these are the gradients of two steps, of all shares of the batch that a site may
+    come to compute. In role stage they are the messages that the schedule has under way to a stage,
+    and a tied table's gradient.
 
     Args:
         config: the run of all sites.
@@ -110,7 +118,8 @@ def offer_limit_bytes(
     """
     parameters = programs.layouts.parameters
     if config.dc.role == "data":
-        return _STEPS_IN_FLIGHT * _shard_bytes(parameters) + _SCALARS_BYTES
+        shares = 1 if config.islands.lease is None else math.ceil(config.mesh.dc / 2)
+        return _STEPS_IN_FLIGHT * shares * _shard_bytes(parameters) + _SCALARS_BYTES
     hops = offered_at_once(lists, stages_per_process) * programs.hop_bytes
     table = 0
     if config.model.head_reads_tokens:

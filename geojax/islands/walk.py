@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from geojax.errors import RunError
 from geojax.islands.actions import (
     Add,
     Apply,
@@ -42,6 +43,7 @@ from geojax.islands.programs.values import (
     Reduced,
     StepInputs,
     StepScalars,
+    StepSums,
 )
 from geojax.islands.recording import Recorded
 from geojax.islands.traffic import OFFER, LinkTraffic, no_traffic
@@ -79,9 +81,28 @@ class Walk:
         self.steps: int = 0 if before is None else before.steps
         self.numbers: Iterator[int] = itertools.count(1) if before is None else before.numbers
         """Numbers of passes, by which the messages of one differ from those of others."""
-        reduces = (action for action in actions if isinstance(action, Reduce))
-        self.shares = tuple(dict.fromkeys(action.share for action in reduces))
+        self.membership_id = 0
+        """Record of who takes part, whose shares the actions are of; 0: there is none."""
+        self.shares = _shares(actions)
         """The shares of the batch that the site computes, its own first."""
+        self._abandoned: _Step | None = None
+
+    def take_shares(
+        self, actions: Sequence[SiteAction], windows: Mapping[int, int], membership_id: int
+    ) -> None:
+        """Compute other shares of the batch from now on, by the same programs.
+
+        Args:
+            actions: the site's, in one step.
+            windows: messages to fetch ahead from each other site.
+            membership_id: record of who takes part.
+        """
+        self.actions, self.windows, self.shares = actions, windows, _shares(actions)
+        self.membership_id = membership_id
+
+    def number_from(self, number: int) -> None:
+        """Give the next pass a number, where sites may have come to it by other ways."""
+        self.numbers = itertools.count(number)
 
     def step(
         self,
@@ -89,8 +110,11 @@ class Walk:
         signals: jax.Array,
         inputs: Sequence[StepInputs],
         record: list[Recorded] | None = None,
+        summed: Callable[[StepSums], None] = lambda sums: None,
     ) -> tuple[Any, Any]:
         """Run one step; its last programs may still run when this returns.
+
+        An error before `summed` has returned leaves the state as it is.
 
         Args:
             state: the site's `TrainState`; donated by the last program.
@@ -98,6 +122,7 @@ class Walk:
             inputs: each of the site's `shares` of the batch, and what is the same at all sites.
             record: gets the times of every action; the host then waits for each one's programs
                 before the next, while messages travel as ever.
+            summed: called with the sums of all sites before the update.
 
         Returns:
             The next state and the metrics, the same at all sites.
@@ -105,8 +130,28 @@ class Walk:
         Raises:
             RunError: another site is lost.
         """
-        step = _Step(self, state, signals, inputs)
-        made = step.run() if record is None else step.run_recorded(record)
+        self._abandoned = None
+        step = _Step(self, state, signals, inputs, summed)
+        try:
+            made = step.run() if record is None else step.run_recorded(record)
+        except RunError:
+            self._abandoned = step
+            raise
+        return self._done(step, made)
+
+    def apply(self, sums: StepSums) -> tuple[Any, Any]:
+        """Do the end of the step that was abandoned, with sums that another site has.
+
+        They hold the sums of this site, so that it had come to its additions.
+
+        Returns:
+            The next state and the metrics, the same at all sites.
+        """
+        step, self._abandoned = self._abandoned, None
+        assert step is not None, "a step was abandoned"
+        return self._done(step, step.apply(sums))
+
+    def _done(self, step: "_Step", made: tuple[Any, Any]) -> tuple[Any, Any]:
         self.steps += 1
         self.traffic = step.traffic
         return made
@@ -150,11 +195,17 @@ class Walk:
         return made
 
 
+def _shares(actions: Sequence[SiteAction]) -> tuple[int, ...]:
+    """Return the shares of the batch that actions compute, in their order."""
+    reduces = (action for action in actions if isinstance(action, Reduce))
+    return tuple(dict.fromkeys(action.share for action in reduces))
+
+
 def _begin_fetch(
-    programs: SitePrograms, transport: Transport, number: int, sender: int, message: Message
+    programs: SitePrograms, transport: Transport, place: MessageKey, sender: int, message: Message
 ) -> Fetch:
     like = jax.tree.leaves(programs.payload(message))
-    return transport.fetch(sender, MessageKey(number, *message), like)
+    return transport.fetch(sender, place._replace(**message._asdict()), like)
 
 
 class _Pass:
@@ -171,10 +222,10 @@ class _Pass:
         self._actions, self._inputs = actions, inputs
         self._microbatches = walk.programs.plan.layout.batch.microbatches
         self._programs, self._transport = walk.programs, walk.transport
-        self._number = next(walk.numbers)
+        self._place = MessageKey(next(walk.numbers), "", membership_id=walk.membership_id)
         self.traffic = no_traffic(actions)
         # Without a way back to the pass: in a cycle its arrays would wait for Python's collector.
-        begin = functools.partial(_begin_fetch, walk.programs, walk.transport, self._number)
+        begin = functools.partial(_begin_fetch, walk.programs, walk.transport, self._place)
         self._window = FetchWindow(actions, windows, begin)
         gathered = self._programs.gather(*weights)
         self._weights: dict[int, ChunkParameters] = {
@@ -216,7 +267,7 @@ class _Pass:
             counters = self._transport.counters[receiver]
             waited = counters.offer_wait_seconds
             with self._shown("offer to", receiver, message):
-                self._transport.offer(receiver, MessageKey(self._number, *message), arrays)
+                self._transport.offer(receiver, self._place._replace(**message._asdict()), arrays)
             link = self.traffic[receiver]
             if self._devices_are_idle():
                 link.wait_seconds[OFFER] += counters.offer_wait_seconds - waited
@@ -272,10 +323,18 @@ class _Validation(_Pass):
 class _Step(_Pass):
     """One step under way."""
 
-    def __init__(self, walk: Walk, state: Any, signals: jax.Array, inputs: Sequence[StepInputs]):
+    def __init__(
+        self,
+        walk: Walk,
+        state: Any,
+        signals: jax.Array,
+        inputs: Sequence[StepInputs],
+        summed: Callable[[StepSums], None],
+    ):
         weights = state.parameters, state.amax_history
         super().__init__(walk, walk.actions, walk.windows, weights, inputs)
         self._state, self._signals, self._shares = state, signals, walk.shares
+        self._summed = summed
         assert len(inputs) == len(self._shares), "a batch for each share"
         self._is_split = any(
             isinstance(each, Action) and each.kind is Kind.WEIGHT for each in walk.actions
@@ -337,7 +396,9 @@ class _Step(_Pass):
             case Add():
                 self._add(action)
             case Apply():
-                self._apply()
+                sums = StepSums(self._chunk_totals, self._scalars)
+                self._summed(sums)
+                self.apply(sums)
 
     def _forward(self, action: Action) -> None:
         _, microbatch, chunk = action
@@ -425,10 +486,11 @@ class _Step(_Pass):
             for chunk in self._programs.part.chunks
         ]
 
-    def _apply(self) -> None:
+    def apply(self, sums: StepSums) -> tuple[Any, Any]:
+        """Update the state, which is donated; return the next one and the metrics."""
         own, chunks = self._shares[0], self._programs.part.chunks
         errors = [self._reduced[own, chunk].error_feedback for chunk in chunks]
-        self._applied = self._programs.apply(
-            self._state, self._chunk_totals, self._scalars, self._amax, errors
+        self._newest = self._applied = self._programs.apply(
+            self._state, sums.totals, sums.scalars, self._amax, errors
         )
-        self._newest = self._applied
+        return self._applied

@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TypeGuard
 
 from geojax.errors import UserError
 from geojax.file_lock import FileLock
@@ -129,9 +129,9 @@ class FileRecordStore:
             self._refuse("holder", holder, "one of its members")
         return MembershipRecord(membership_id, tuple(members), holder)
 
-    def _refuse(self, key: str, value: object, right: str) -> None:
+    def _refuse(self, key: str, value: object, right: str) -> NoReturn:
         raise UserError(f"{self.path}: {key} is {shown(value)}; it must be {right}")
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)

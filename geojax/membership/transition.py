@@ -33,7 +33,8 @@ All time-outs are parts of one time T, `SiteState.lease`:
 While all members hear each other, nothing of this needs the store.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ UNKNOWN = -1
 
 
 class MemberState(NamedTuple):
-    """What a site knows of who takes part; entries of tuples are by site."""
+    """A site's knowledge of who takes part; entries of tuples are by site."""
 
     site: int
     last_step: int
@@ -96,7 +97,7 @@ class MemberState(NamedTuple):
     later_sums: tuple[bool, ...]
     """The sums of the step after that have come from a member, which has been faster."""
     silence: tuple[float, ...]
-    """Seconds since `Silent`; -1: heard."""
+    """Seconds since `Silent`; -1: heard; infinite: its process has ended."""
     was_suspended: bool = False
     """The process stood still for 2T/3 or more, and has not heard all members since."""
     watched: float = UNKNOWN
@@ -126,16 +127,19 @@ class MembershipRules:
     )
     admits_act: Callable[[int, int], bool] = lambda newest, membership_id: membership_id >= newest
     """An act with an older id than the newest one known is refused."""
-    is_older: Callable[[MembershipRecord, MembershipRecord], bool] = (
-        lambda theirs, mine: theirs.membership_id < mine.membership_id
+    is_older: Callable[[MembershipRecord, MembershipRecord], bool] = lambda theirs, mine: (
+        theirs.membership_id < mine.membership_id
     )
     is_acknowledged: Callable[[MemberState], bool] = lambda state: all(
         state.levels[site] >= state.applied for site in _members(state)
     )
     """A step is acted on when every member has said, with the next step's sums, that it has it."""
-    is_expired: Callable[[MemberState], bool] = lambda state: state.watched >= state.lease
-    holder_may_act: Callable[[MemberState], bool] = (
-        lambda state: max(state.silence) < state.lease * 2 / 3
+    is_expired: Callable[[MemberState], bool] = lambda state: (
+        state.watched >= state.lease or state.silence[_holder(state)] == math.inf
+    )
+    """A holder that is silent may act for a time; one whose process has ended does not."""
+    holder_may_act: Callable[[MemberState], bool] = lambda state: (
+        max(state.silence) < state.lease * 2 / 3
     )
     keeps_sums: bool = True
     """Applied sums stay until the step is acknowledged."""
@@ -150,6 +154,11 @@ class MembershipRules:
 
 
 RULES = MembershipRules()
+
+
+def _holder(state: MemberState) -> int:
+    assert state.record is not None, "a site that takes part has a record"
+    return state.record.holder
 
 
 def _members(state: MemberState) -> tuple[int, ...]:
@@ -173,7 +182,12 @@ def member(
     state, _ = returned(site, sites, last_step=last_step, lease=lease, saved=saved)
     levels = tuple(saved if site in record.members else UNKNOWN for site in range(sites))
     state = state._replace(
-        record=record, takes_part=True, acted_under=record.membership_id, levels=levels, computing=True, store_asked=False
+        record=record,
+        takes_part=True,
+        acted_under=record.membership_id,
+        levels=levels,
+        computing=True,
+        store_asked=False,
     )
     return state, (ComputeSums(record, saved + 1),)
 
@@ -240,7 +254,7 @@ def transition(
     return decision.state, tuple(decision.actions)
 
 
-def _replaced(values: tuple, site: int, value: object) -> tuple:  # type: ignore[type-arg]
+def _replaced(values: tuple, site: int, value: object) -> tuple:
     return (*values[:site], value, *values[site + 1 :])
 
 
@@ -324,7 +338,8 @@ class _Decision:
             self.request()
             return
         silence = tuple(
-            age if age < 0 else min(age + seconds, state.lease) for age in state.silence
+            age if age < 0 or age == math.inf else min(age + seconds, state.lease)
+            for age in state.silence
         )
         if seconds >= state.lease * 2 / 3 and self.others:
             # This process was suspended: it has heard nobody, and others may hold the record. They
@@ -346,7 +361,7 @@ class _Decision:
     def lose(self, site: int) -> None:
         state = self.state
         if state.takes_part and site in self.others:
-            self.set(silence=_replaced(state.silence, site, state.lease))
+            self.set(silence=_replaced(state.silence, site, math.inf))
             self.pursue()
 
     def hear(self, site: int) -> None:
@@ -661,7 +676,8 @@ class _Decision:
     def recover(self) -> None:
         """Begin again from the newest save, when all sites of the run have lost their states.
 
-        A site that was evicted may have acted on a step that no member's save has: all must be back.
+        A site that was evicted may have acted on a step that no member's save has: all must be
+        back.
         """
         state = self.state
         if state.record is None:

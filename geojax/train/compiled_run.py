@@ -31,7 +31,7 @@ from geojax.step.state import TrainState, initial_state, state_layouts, with_own
 from geojax.topology import Topology
 from geojax.train.link_figures import PlannedWait
 from geojax.train.links.agreement import LinksOfOneProgram
-from geojax.train.runtime import Batch
+from geojax.train.runtime import Batch, OtherBatches
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
 from geojax.transport import MeasuredLink, ToldFigures
 
@@ -114,7 +114,11 @@ class CompiledRun:
         """Do nothing: one program computes the weights of all sites."""
 
     def step(
-        self, state: TrainState, batch: Batch, requests: Mapping[str, bool]
+        self,
+        state: TrainState,
+        batch: Batch,
+        requests: Mapping[str, bool],
+        others: OtherBatches | None = None,
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """Start a step on this process's sequences; the state is donated."""
         signals = global_signals(self.plan, requests)
@@ -191,7 +195,9 @@ class CompiledRun:
         """Return what the log says of the messages between sites."""
         return list(self.resolved.notes)
 
-    def evaluate(self, state: TrainState, batch: Batch) -> jax.Array:
+    def evaluate(
+        self, state: TrainState, batch: Batch, others: OtherBatches | None = None
+    ) -> jax.Array:
         """Return [sum of losses, number of targets] of a batch."""
         assert self.evaluation_program is not None, "a run that validates must be built for it"
         full = self.config.batch.global_batch_size

@@ -21,6 +21,7 @@ EventKind = Literal[
     "replan",
     "late",
     "deviation",
+    "lost",
     "stop",
     "end",
 ]

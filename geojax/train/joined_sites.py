@@ -17,6 +17,7 @@ from geojax.islands.exchange import Exchange
 from geojax.islands.island_plan import process_groups, site_parts, site_programs, stage_meshes
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.stage_lists import action_lists, offer_limit_bytes
+from geojax.job.cluster_env import VARIABLES as PROCESS_VARIABLES
 from geojax.job.cluster_env import ProcessSettings
 from geojax.job.island_env import VARIABLES, IslandSettings
 from geojax.mesh import index_on_host
@@ -36,6 +37,7 @@ from geojax.transport import (
 
 _OF_A_SITE: Any = {
     "run_directory": True,
+    "islands": {"lease": True},
     "initial_weights": True,
     "topology": True,
     "simulate_devices": True,
@@ -48,6 +50,7 @@ _OF_A_SITE: Any = {
 }
 """Keys of the config that each site may have for itself: its paths, and how it is watched."""
 
+HEARTBEAT_VARIABLE = PROCESS_VARIABLES["heartbeat_timeout_seconds"]
 _HASH_LETTERS = 12
 _MOST_SAVES = 256
 _BYTES_PER_SECOND = 125e6
@@ -95,13 +98,12 @@ def joined_sites(
         RunError: another site is lost.
     """
     stages, groups = plan.mesh.shape["stage"], process_groups(plan.mesh)
+    shared = shared_settings(config, step.digest, contents)
+    goes_on = config.islands.on_loss == "go_on"
+    if goes_on:  # the sites evict each other after the same time
+        shared[HEARTBEAT_VARIABLE] = processes.heartbeat_timeout_seconds
     members = Membership(
-        settings,
-        jax.process_index(),
-        jax.process_count(),
-        shared_settings(config, step.digest, contents),
-        groups,
-        _own_port(settings),
+        settings, jax.process_index(), jax.process_count(), shared, groups, _own_port(settings)
     )
     # The devices of a process that hold one stage offer to one other process.
     devices = plan.mesh.size // max(stages, jax.process_count())
@@ -113,6 +115,7 @@ def joined_sites(
         _offer_limit(config, step, programs, stages // groups) * devices,
         processes.heartbeat_timeout_seconds,
         processes.start_timeout_seconds,
+        goes_on=goes_on,
     )
     try:
         yield transport
@@ -172,7 +175,7 @@ def saves_of_sites(transport: Transport, mesh: Mesh) -> SavesOfSites:
                 if is_one
             ]
             for name, of_site in zip(
-                transport.site_names, exchange.of_hosts(rows, mesh), strict=True
+                transport.site_names, exchange.of_hosts(rows, mesh).values(), strict=True
             )
         }
 
@@ -192,7 +195,7 @@ def refuse_other_weights(transport: Transport, mesh: Mesh, digest: str) -> None:
     """
     own = np.frombuffer(bytes.fromhex(digest), np.uint32)
     digests = Exchange(transport, "weights").of_hosts(own, mesh)
-    for name, other in zip(transport.site_names, digests, strict=True):
+    for name, other in zip(transport.site_names, digests.values(), strict=True):
         if not np.array_equal(own, other):
             raise UserError(
                 f"initial_weights: site {name} has other weights than site "

@@ -1,6 +1,6 @@
 """The runtime protocol: what a trainer needs of whatever computes the steps of a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, Self, TypeVar
 
 import jax
@@ -20,6 +20,9 @@ State = TypeVar("State")
 
 Batch = Mapping[str, np.ndarray]
 """This process's sequences of a global batch: arrays [sequences, ...] by name."""
+
+OtherBatches = Callable[[int], Batch]
+"""Function that returns the same sequences of another site, by the number of the site."""
 
 
 class Runtime(Protocol[State]):
@@ -97,7 +100,11 @@ class Runtime(Protocol[State]):
         ...
 
     def step(
-        self, state: State, batch: Batch, requests: Mapping[str, bool]
+        self,
+        state: State,
+        batch: Batch,
+        requests: Mapping[str, bool],
+        others: OtherBatches | None = None,
     ) -> tuple[State, Mapping[str, Any]]:
         """Start a step; it may still run when this returns.
 
@@ -105,6 +112,7 @@ class Runtime(Protocol[State]):
             state: donated, and not to be used again.
             batch: this process's sequences.
             requests: True where this process asks all processes to "stop" or to "save".
+            others: the sequences of other sites, for islands that go on without them.
 
         Returns:
             The next state and the step's metrics: scalars, the same on every process, with the
@@ -112,8 +120,14 @@ class Runtime(Protocol[State]):
         """
         ...
 
-    def evaluate(self, state: State, batch: Batch) -> Any:
-        """Return [sum of losses, number of targets] of a batch, the same on every process."""
+    def evaluate(self, state: State, batch: Batch, others: OtherBatches | None = None) -> Any:
+        """Return [sum of losses, number of targets] of a batch, the same on every process.
+
+        Args:
+            state: the state.
+            batch: this process's sequences.
+            others: the sequences of other sites, for islands that go on without them.
+        """
         ...
 
     def link_traffic(self) -> Mapping[str, LinkTraffic]:

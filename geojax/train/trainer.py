@@ -21,8 +21,11 @@ from geojax.checkpoint.reading.weights_of_folder import open_weights
 from geojax.config.run_config import RunConfig
 from geojax.config.vocabulary import padding_note
 from geojax.data import Corpus, Loader
+from geojax.data.site_batches import SiteBatches
 from geojax.data.verification import verify
 from geojax.errors import UserError
+from geojax.islands.going_on.member_transport import MemberTransport
+from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.island_plan import (
     island_plan,
     make_site_mesh,
@@ -49,9 +52,11 @@ from geojax.train.adapt.replan import Replanning
 from geojax.train.agreed_step import agreed_step
 from geojax.train.attempt import Attempt, StartSeconds
 from geojax.train.compiled_run import CompiledRun
+from geojax.train.events import EventKind
 from geojax.train.facts import run_facts
 from geojax.train.goodput import process_began
 from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
+from geojax.train.islands.membership import begin_membership, membership_of
 from geojax.train.joined_sites import joined_sites, refuse_other_weights
 from geojax.train.local_product import agreed_count, local_product
 from geojax.train.metrics import MetricsWriter
@@ -153,6 +158,7 @@ class Trainer:
         _check_profiled(config, jax.process_count())
         self.topology = config.load_topology()
         self._start_seconds = StartSeconds(process_began())
+        self._attempt: Attempt | None = None
         with contextlib.ExitStack() as stack:
             self._open(stack, require_checkpoint)
             self._stack = stack.pop_all()
@@ -197,6 +203,8 @@ class Trainer:
         self.state, self.step_number, self.consumed_sequences = self._begun(
             given, newest, weights, require_checkpoint
         )
+        if self.membership is not None:
+            begin_membership(self.runtime, self.membership, self.config, self.step_number)
         # Some collectives time out when their ranks start far apart: all compile, then wait here.
         timeout = self.config.watchdog.first_step_seconds
         with self._start_seconds.timed("waiting"):
@@ -211,9 +219,13 @@ class Trainer:
         """Open data, directory, writer and checkpoints, and join the sites."""
         config, island = self.config, self._island
         self.mesh, plan, sequences = _placed(config, self.resolved, island)
+        self.membership: SiteMembership | None = None
         builtin = None if self._services is None else self._services.open_builtin
         self.corpus = Corpus.open(config.data, builtin, progress=self._shows_progress)
         self.loader = _open_loader(config, self.corpus, sequences)
+        self.site_batches = SiteBatches(
+            lambda site: _open_loader(config, self.corpus, sequences_of_site(config, plan, site))
+        )
         self.directory = stack.enter_context(_run_directory(config, island))
         if self._first:
             self.directory.lock()
@@ -225,14 +237,21 @@ class Trainer:
             )
         # It is left last but for the writers: a hang at the end is one too.
         self.watchdog = stack.enter_context(runtime.Watchdog(config.watchdog))
-        transport = None
+        transport: Transport | None = None
         if island is not None:
-            transport = stack.enter_context(
+            joined = stack.enter_context(
                 joined_sites(
                     config, self.resolved, plan, island, self._processes, self.corpus.contents
                 )
             )
-            self.watchdog.missing = transport.missing_from_peer
+            transport = joined
+            self.watchdog.missing = joined.missing_from_peer
+            self.membership = membership_of(
+                config, joined, self._processes, functools.partial(self._tell, "lost")
+            )
+            if self.membership is not None:
+                stack.callback(self.membership.close)
+                transport = MemberTransport(self.membership)
         self.watchdog.begin("start")
         if leads_site(self.mesh):  # where it fails, the processes of all sites are told
             verify([source.text for source in self.corpus.sources], progress=self._shows_progress)
@@ -297,6 +316,7 @@ class Trainer:
             self._log,
             self.files.put,
             sequences=sequences,
+            membership=self.membership,
         )
 
     def _check_products(self, plan: StepPlan) -> None:
@@ -372,10 +392,12 @@ class Trainer:
             self._log(nothing_to_train(self.step_number, config))
         writer = self._writer()
         start, self._start_seconds = self._start_seconds, StartSeconds(time.time())
-        attempt = None
         if first:
-            attempt = Attempt.begin(self.directory.path, self.files.put, self.step_number, start)
-        comparison = self._comparison(writer, attempt)
+            self._attempt = Attempt.begin(
+                self.directory.path, self.files.put, self.step_number, start
+            )
+        attempt = self._attempt
+        comparison = self._comparison(writer)
         loop: TrainingLoop[Any] = TrainingLoop(
             runtime=self.runtime,
             facts=run_facts(
@@ -387,6 +409,7 @@ class Trainer:
             ),
             config=config,
             loader=self.loader,
+            site_batches=self.site_batches,
             checkpointer=self.checkpointer,
             save=self._save,
             writer=writer,
@@ -443,6 +466,12 @@ class Trainer:
             texts=texts,
             unsampled=unsampled,
         )
+
+    def _tell(self, kind: EventKind, step: int, text: str) -> None:
+        """Show an event of a step to the user, and note it."""
+        self._log(f"step {step}: {text}")
+        if self._attempt is not None:
+            self._attempt.events.note(step, kind, text)
 
     def _writer(self) -> MetricsWriter | None:
         """Open this process's metrics if it writes any, and start the trackers on the first one."""
@@ -515,7 +544,8 @@ class Trainer:
             timeout = self.config.watchdog.first_step_seconds
             self.runtime = resized(self.runtime, sequences, self.step_number, self._log, timeout)
         requests = {"stop": False, "save": False}
-        self.state, metrics = self.runtime.step(self.state, batch, requests)
+        others = functools.partial(self.site_batches.training, consumed=self.consumed_sequences)
+        self.state, metrics = self.runtime.step(self.state, batch, requests, others)
         self.step_number += 1
         self.consumed_sequences += sequences
         return {name: float(value) for name, value in jax.device_get(dict(metrics)).items()}
@@ -525,8 +555,16 @@ class Trainer:
         return {
             name: mean_loss(
                 [
-                    jax.device_get(self.runtime.evaluate(self.state, batch))
-                    for batch in self.loader.validation(name)
+                    jax.device_get(
+                        self.runtime.evaluate(
+                            self.state,
+                            batch,
+                            functools.partial(
+                                self.site_batches.validation, name=name, number=number
+                            ),
+                        )
+                    )
+                    for number, batch in enumerate(self.loader.validation(name))
                 ]
             )
             for name in self.loader.validation_names
@@ -543,9 +581,7 @@ class Trainer:
     ) -> None:
         run_state.save(computes, self.checkpointer, step, state, metadata)
 
-    def _comparison(
-        self, writer: MetricsWriter | None, attempt: Attempt | None
-    ) -> PlanComparison | None:
+    def _comparison(self, writer: MetricsWriter | None) -> PlanComparison | None:
         """Compare the steps with their plan; None: there is none, or another process does."""
         plan = None
         if self._first:
@@ -554,12 +590,7 @@ class Trainer:
         if plan is None or writer is None:
             return None
         interval, measured = self.config.adapt.interval, self.runtime.measured_links
-
-        def tell(step: int, text: str) -> None:
-            self._log(f"step {step}: {text}")
-            if attempt is not None:
-                attempt.events.note(step, "deviation", text)
-
+        tell = functools.partial(self._tell, "deviation")
         return PlanComparison(plan, interval, measured, tell, writer.write)
 
     @property

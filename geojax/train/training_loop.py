@@ -4,6 +4,7 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import queue
 import threading
@@ -18,6 +19,7 @@ import numpy as np
 from geojax.checkpoint import Checkpointer, RunDirectory
 from geojax.config.run_config import RunConfig
 from geojax.data import Loader
+from geojax.data.site_batches import SiteBatches
 from geojax.errors import RunError, UserError
 from geojax.file_lock import LockHeldError
 from geojax.islands.traffic import LinkTraffic
@@ -154,6 +156,8 @@ class TrainingLoop(Generic[State]):
     facts: RunFacts
     config: RunConfig
     loader: Loader
+    site_batches: SiteBatches
+    """Batches of other sites, for islands that go on without them."""
     checkpointer: Checkpointer
     save: Callable[[Runtime[State], int, State, Mapping[str, Any]], None]
     """Function that saves the state after a step, with metadata, by `checkpointer`."""
@@ -258,7 +262,8 @@ class TrainingLoop(Generic[State]):
                 batch = next(batches)
             ready = time.monotonic()
             with self.watchdog.dispatch(done + 1):
-                state, metrics = self.runtime.step(state, batch, requests)
+                others = functools.partial(self.site_batches.training, consumed=self.consumed)
+                state, metrics = self.runtime.step(state, batch, requests, others)
             host = HostTimes(ready, time.monotonic(), self.profiler.held_until)
             done += 1
             self.consumed += self.runtime.sequences
@@ -465,13 +470,14 @@ class TrainingLoop(Generic[State]):
         for name in self.loader.validation_names:
             sums = []
             batches = iter(self.loader.validation(name))
-            while True:
+            for number in itertools.count():
                 with self.watchdog.data(step):
                     batch = next(batches, None)
                 if batch is None:
                     break
+                others = functools.partial(self.site_batches.validation, name=name, number=number)
                 with self.watchdog.step(step, "validation"):
-                    sums.append(jax.device_get(self.runtime.evaluate(state, batch)))
+                    sums.append(jax.device_get(self.runtime.evaluate(state, batch, others)))
             value = mean_loss(sums)
             self.validation.setdefault(name, []).append((step, value))
             if self.writer is not None:

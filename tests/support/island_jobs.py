@@ -1,4 +1,4 @@
-"""Runs of `geojax train` on two sites that are jobs of their own."""
+"""Runs of `geojax train` on sites that are jobs of their own."""
 
 import secrets
 import subprocess
@@ -30,22 +30,24 @@ STAGES = {
 }
 
 
-def site_variables() -> list[dict[str, str]]:
+def site_variables(sites: Sequence[str] = SITES) -> list[dict[str, str]]:
     """The variables of each site: jobs of unrelated processes that share a key and an address."""
     common = {
-        "GEOJAX_ISLANDS": ",".join(SITES),
+        "GEOJAX_ISLANDS": ",".join(sites),
         "GEOJAX_ISLANDS_COORDINATOR": f"127.0.0.1:{free_port()}",
         "GEOJAX_KEY": secrets.token_hex(16),
         "GEOJAX_ISLANDS_ADDRESS": "127.0.0.1",
         "GEOJAX_HEARTBEAT_TIMEOUT": "20",
     }
-    return [{"GEOJAX_SITE": site} | common for site in SITES]
+    return [{"GEOJAX_SITE": site} | common for site in sites]
 
 
-def start_sites(config: Path, *arguments: str, runs: Sequence[Path] = ()) -> list[subprocess.Popen]:
+def start_sites(
+    config: Path, *arguments: str, runs: Sequence[Path] = (), sites: Sequence[str] = SITES
+) -> list[subprocess.Popen]:
     """One job for each site; `runs` are their run directories where they share no file system."""
-    folders = [["--run_directory", str(run)] for run in runs] or [[]] * len(SITES)
+    folders = [["--run_directory", str(run)] for run in runs] or [[]] * len(sites)
     return [
         start(config, *arguments, *folder, **variables)
-        for variables, folder in zip(site_variables(), folders, strict=True)
+        for variables, folder in zip(site_variables(sites), folders, strict=True)
     ]

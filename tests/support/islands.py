@@ -110,12 +110,15 @@ class Island(Run):
         placed = whole_state.place(parameters, self.layouts.parameters, self.plan.mesh)
         self.state = dataclasses.replace(self.state, parameters=placed)
 
+    def inputs(self, batch):
+        """The arguments of a step for one share."""
+        return StepInputs(
+            self.on_mesh(batch), self.state.loss_scale, np.uint32(SEED), self.state.step
+        )
+
     def step(self, *batches):
         """One step on the batch of each of the site's shares."""
-        inputs = [
-            StepInputs(self.on_mesh(batch), self.state.loss_scale, np.uint32(SEED), self.state.step)
-            for batch in batches
-        ]
+        inputs = [self.inputs(batch) for batch in batches]
         self.state, metrics = self.walk.step(self.state, self.signals(), inputs)
         return jax.device_get(metrics)
 

@@ -295,7 +295,9 @@ class Model:
             world = after
 
         def now() -> tuple[list[Node], Env]:
-            return [self.nodes.values[number] for number in world[:SITES]], self.envs.values[world[4]]
+            return [self.nodes.values[number] for number in world[:SITES]], self.envs.values[
+                world[4]
+            ]
 
         for _ in node.acts:
             current, env = now()
@@ -363,7 +365,9 @@ class Model:
         if env.crashes and len(sends) > 1:
             for count in range(1, len(sends)):
                 sent = self.sent(net, env, alive, sends[:count])
-                crashed = self.crash(world[:3] + (sent, world[4]), self.nodes.values[number], env, site)
+                crashed = self.crash(
+                    world[:3] + (sent, world[4]), self.nodes.values[number], env, site
+                )
                 yield (site, event, f"crash after {count} message(s)"), crashed
 
     def answer(
@@ -502,7 +506,8 @@ class Model:
         running = [site for site in range(SITES) if nodes[site].state and nodes[site].slept < 0]
         noticed = any(node.state and max(node.state.silence) >= 0 for node in nodes)
         if env.cut != SITES and not (
-            noticed and any(isinstance(n, e.Silent) for s in running for n in notices(nodes, env, s))
+            noticed
+            and any(isinstance(n, e.Silent) for s in running for n in notices(nodes, env, s))
         ):
             yield ("the cut ends",), (*world[:4], self.envs(env._replace(cut=SITES)))
         # An outage is seen by a request alone.

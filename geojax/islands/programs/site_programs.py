@@ -33,6 +33,7 @@ from geojax.islands.programs.values import (
     Reduced,
     SiteWeights,
     StepInputs,
+    StepSums,
 )
 from geojax.models.transformer import read_by_head
 from geojax.pipeline.schedule import LayerBytes
@@ -149,6 +150,14 @@ class SitePrograms:
                 traced = self._traced_sums["scalars"]
             case "activation" | "cotangent":
                 traced = self._traced_hop
+        return jax.tree.map(lambda leaf: leaf.update(sharding=sharding), traced)
+
+    @property
+    def sums(self) -> StepSums:
+        """The sums of a step in role data, as trees of `jax.ShapeDtypeStruct`s."""
+        sharding = NamedSharding(self.plan.mesh, RANKS)
+        scalars = self.add_scalars.eval_shape([self._traced_scalars[0]] * self.plan.islands)
+        traced = StepSums(list(self._traced_totals.values()), scalars)
         return jax.tree.map(lambda leaf: leaf.update(sharding=sharding), traced)
 
     @property

@@ -112,3 +112,12 @@ class StepScalars(NamedTuple):
     """The squared norm of the gradients that the site holds alone; None: every site holds all."""
     amax: jax.Array | None
     """The layers' amax, a maximum instead of a sum; None: sites share none."""
+
+
+class StepSums(NamedTuple):
+    """The sums of a step over all sites, which its update takes."""
+
+    totals: list[Any]
+    """The gradients of each chunk."""
+    scalars: Any
+    """`StepScalars`."""

@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 
 from geojax.accelerators import Accelerator
 from geojax.config.run_config import RunConfig
+from geojax.islands.actions import own_shares
 from geojax.islands.island_plan import data_part, stage_parts
 from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.site_programs import SitePrograms
@@ -139,7 +140,7 @@ def offered_bytes(config: RunConfig) -> int:
     staged = chosen_layers(config)
     if staged is None:
         work = site_work(config, None)
-        lists = data_lists(work, config.mesh.dc, config.batch.microbatches)
+        lists = data_lists(work, own_shares(config.mesh.dc), config.batch.microbatches)
         part = data_part(config.model, work.layers)
     else:
         lists = stage_lists(config, event_schedule(config))

@@ -14,6 +14,8 @@ from geojax.errors import RunError
 from geojax.islands.actions import SiteAction, fetched_ahead, forward_actions
 from geojax.islands.agreement import Agreement
 from geojax.islands.exchange import Exchange
+from geojax.islands.going_on.site_membership import SiteMembership
+from geojax.islands.going_on.steps import SharedStep, run_step
 from geojax.islands.island_plan import (
     island_plan,
     own_stages,
@@ -40,6 +42,7 @@ from geojax.islands.stage_numbers import of_all_stages
 from geojax.islands.stage_transport import between_sites, stage_transports
 from geojax.islands.traffic import LinkTraffic
 from geojax.islands.walk import Walk
+from geojax.membership.record import MembershipRecord
 from geojax.models import parameter_count, parameter_kinds
 from geojax.models.transformer import tables_of_head
 from geojax.optim import make_optimizer
@@ -54,7 +57,7 @@ from geojax.step.state import TrainState, with_own_sites
 from geojax.topology import Topology
 from geojax.train.islands.site_rates import tell_rates, with_told_rates
 from geojax.train.links.agreement import LinksOfIslands
-from geojax.train.runtime import Batch
+from geojax.train.runtime import Batch, OtherBatches
 from geojax.train.services import DrawTimeline
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
 from geojax.train.writing.background_writer import Put, write_at_once
@@ -97,6 +100,8 @@ class IslandRun:
     """Function that shows a line to the user."""
     put: Put = write_at_once
     """Function that takes pictures to be drawn and written."""
+    membership: SiteMembership | None = None
+    """Who takes part, where sites go on without one that is lost; None: all, or the run ends."""
 
     @classmethod
     def build(
@@ -111,6 +116,7 @@ class IslandRun:
         *,
         sequences: int | None = None,
         before: "IslandRun | None" = None,
+        membership: SiteMembership | None = None,
     ) -> Self:
         """Compile the programs of one site of `config`.
 
@@ -125,6 +131,7 @@ class IslandRun:
             sequences: those of a batch, a size of `batch.ramp`; None: the full batch.
             before: run of the same processes that this one goes on from: its messages come after
                 those, on the same transports; None: there is none.
+            membership: who takes part, where sites go on without one that is lost.
         """
         model, is_stage = config.model, config.dc.role == "stage"
         sites, count, own_numbers = config.mesh.dc, config.mesh.stage, own_stages(plan.mesh)
@@ -164,6 +171,7 @@ class IslandRun:
             table_sites,
             log,
             put,
+            membership,
         )
 
     @property
@@ -175,6 +183,16 @@ class IslandRun:
     def initial_state(self) -> SiteState:
         """Return the state before the first step, with random weights."""
         return SiteState(tuple(each.initial_state(self.config.seed) for each in self._programs))
+
+    def begin(self, record: MembershipRecord, step: int) -> None:
+        """Take part in the run from the step after this one on, in sites that go on without others.
+
+        All sites call it together.
+        """
+        assert self.membership is not None, "sites go on"
+        self.exchange.random_name(self.plan.mesh)  # while the site that draws it is there
+        (programs,) = self._programs
+        self.membership.begin(record, programs.sums, saved=step, last_step=self.config.steps)
 
     def as_saved(self, state: SiteState) -> TrainState:
         """Return the site's state as its checkpoint has it."""
@@ -204,7 +222,11 @@ class IslandRun:
         return self.exchange.random_name(self.plan.mesh)
 
     def step(
-        self, state: SiteState, batch: Batch, requests: Mapping[str, bool]
+        self,
+        state: SiteState,
+        batch: Batch,
+        requests: Mapping[str, bool],
+        others: OtherBatches | None = None,
     ) -> tuple[SiteState, dict[str, jax.Array]]:
         """Run a step on this process's sequences, but for its end; the state is donated."""
         inputs = self._inputs(state, batch, self.sequences)
@@ -215,11 +237,26 @@ class IslandRun:
         ]
         recorded = self.stages.walks[0].steps + 1 == self.config.dc.timeline_step
         records: list[list[Recorded] | None] = [[] if recorded else None for _ in inputs]
-        made = self.stages.side_by_side(
-            lambda number, walk: walk.step(
-                state.stages[number], signals[number], [inputs[number]], records[number]
+        if self.membership is None:
+            made = self.stages.side_by_side(
+                lambda number, walk: walk.step(
+                    state.stages[number], signals[number], [inputs[number]], records[number]
+                )
             )
-        )
+        else:
+            assert others is not None, "shares of sites that are lost are computed too"
+            step = SharedStep(
+                self.membership.saved + self.stages.walks[0].steps + 1,
+                lambda shares: action_lists(
+                    self.config.of_batch(self.sequences),
+                    self.resolved.of_batch(self.sequences),
+                    shares,
+                ),
+                lambda site: self._of_site(site, inputs[0], state, others, self.sequences),
+            )
+            (walk,), (own,) = self.stages.walks, state.stages
+            made = [run_step(self.membership, walk, step, own, signals[0], records[0])]
+            np.copyto(self.stage_bytes, of_all_stages(self.stages.link_bytes, self.plan.mesh))
         if recorded:
             self._draw([record for record in records if record is not None])
         if self._groups > 1:
@@ -266,7 +303,7 @@ class IslandRun:
         of_site = of_all_stages(words, self.plan.mesh)
         of_stages = [
             record
-            for site, each in enumerate(self.exchange.of_hosts(of_site, self.plan.mesh))
+            for site, each in self.exchange.of_hosts(of_site, self.plan.mesh).items()
             for record in from_words(each, lists[count * site : count * (site + 1)])
         ]
         return by_one_clock(of_stages, count, len(records))
@@ -399,17 +436,28 @@ class IslandRun:
     def _sent(self) -> str:
         return f"predicted {quantity(self.sent_bytes, 'B')} over dc"
 
-    def evaluate(self, state: SiteState, batch: Batch) -> Any:
+    def evaluate(self, state: SiteState, batch: Batch, others: OtherBatches | None = None) -> Any:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
-        inputs = self._inputs(state, batch, self.config.batch.global_batch_size)
+        sequences = self.config.batch.global_batch_size
+        inputs = self._inputs(state, batch, sequences)
+        of_sites = self.exchange.of_hosts(self._validated(state, inputs), self.plan.mesh)
+        if self.membership is not None:
+            assert others is not None, "shares of sites that are lost are computed too"
+            for site in set(range(self.transport.sites)) - set(of_sites):
+                of_site = self._of_site(site, inputs[0], state, others, sequences)
+                of_sites[site] = self._validated(state, [of_site])
+        return sum(of_sites[site] for site in sorted(of_sites))
+
+    def _validated(self, state: SiteState, inputs: Sequence[StepInputs]) -> np.ndarray:
+        """Return [sum of losses, number of targets] of a site's sequences of a batch."""
         sums = self.validation.side_by_side(
             lambda number, walk: walk.validation_sums(
                 *self._forwards[walk.transport.site], state.stages[number], inputs[number]
             )
         )
         by_number = dict(zip(self.stages.numbers, map(np.asarray, sums), strict=True))
-        of_site = of_all_stages(by_number, self.plan.mesh).sum(axis=0)
-        return sum(self.exchange.of_hosts(of_site, self.plan.mesh))
+        of_site: np.ndarray = of_all_stages(by_number, self.plan.mesh).sum(axis=0)
+        return of_site
 
     @functools.cached_property
     def _forwards(self) -> dict[int, tuple[Sequence[SiteAction], Mapping[int, int]]]:
@@ -432,6 +480,15 @@ class IslandRun:
             StepInputs(_on_mesh(each.plan, batch, count), own.loss_scale, seed, own.step)
             for each, own in zip(self._programs, state.stages, strict=True)
         ]
+
+    def _of_site(
+        self, site: int, own: StepInputs, state: SiteState, others: OtherBatches, sequences: int
+    ) -> StepInputs:
+        """Return the arguments for the share of a site, by those for this one's own."""
+        if site == self.transport.site:
+            return own
+        (inputs,) = self._inputs(state, others(site), sequences)
+        return inputs
 
     @property
     def layouts(self) -> TrainState:

@@ -92,7 +92,7 @@ class LinksOfIslands:
         of_sites = self._exchange.of_hosts(np.array(json.loads(told), np.float32), self._mesh)
         found = {
             (sender, receiver): LinkFigures(*map(_known, of_site[number]))
-            for sender, of_site in zip(self._names, of_sites, strict=True)
+            for sender, of_site in zip(self._names, of_sites.values(), strict=True)
             for number, receiver in enumerate(self._names)
             if not np.isnan(of_site[number]).all()
         }

@@ -14,6 +14,7 @@ from geojax.islands.actions import (
     own_shares,
     received,
     sent,
+    shares_of_members,
     stage_actions,
     windows,
 )
@@ -61,6 +62,13 @@ def test_a_site_computes_the_shares_of_those_that_are_lost_one_after_the_other()
     )
     assert of_other.parts == (SumPart(1, 1), SumPart(2, 1))
     assert data_actions(schedule, 2, [(0,), (1, 2), ()]) == ()
+
+
+def test_whole_shares_of_lost_sites_go_round_among_the_others():
+    assert shares_of_members(3, (0, 1, 2)) == own_shares(3)
+    assert shares_of_members(3, (0, 2)) == [(0, 1), (), (2,)]
+    assert shares_of_members(5, (1, 4)) == [(), (1, 0, 3), (), (), (4, 2)]
+    assert shares_of_members(3, (2,)) == [(), (), (2, 0, 1)]
 
 
 def test_a_stage_sends_and_receives_at_its_cuts_only():

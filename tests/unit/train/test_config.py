@@ -166,6 +166,24 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
             "zero.across_sites requires dc.role=data: ",
         ),
         (
+            ("--mesh.dc=2", "--islands.on_loss=go_on"),
+            "islands.on_loss=go_on requires dc.join=islands and islands.lease (the file by which",
+        ),
+        (
+            (
+                "--mesh.dc=2",
+                "--dc.join=islands",
+                "--dc.role=stage",
+                "--islands.on_loss=go_on",
+                "--islands.lease.path=record.json",
+            ),
+            "islands.on_loss=go_on requires dc.role=data; set that, or remove islands.on_loss",
+        ),
+        (
+            ("--mesh.dc=2", "--dc.join=islands", "--islands.lease.path=record.json"),
+            "islands.lease requires islands.on_loss=go_on; set it, or remove islands.lease",
+        ),
+        (
             ("--mesh.dc=2", "--dc.join=islands", "--zero.across_sites=true"),
             "dc.join=islands requires zero.across_sites=false (each site holds the whole state). ",
         ),

@@ -18,6 +18,7 @@ import rich.console
 from support.small_models import model_of
 
 from geojax.config.run_config import RunConfig
+from geojax.data.site_batches import SiteBatches
 from geojax.errors import RunError
 from geojax.islands.traffic import LinkTraffic
 from geojax.runtime import StopSignals, Watchdog, WatchdogSettings
@@ -62,7 +63,7 @@ class CountingRuntime:
     def initial_state(self):
         return 0
 
-    def step(self, state, batch, requests):
+    def step(self, state, batch, requests, others):
         done = state + 1
         self.batches.append(int(batch["row"][0]))
         requests = dict(requests)
@@ -91,7 +92,7 @@ class CountingRuntime:
         self.told.append(json.loads(figures))
         return self.heard
 
-    def evaluate(self, state, batch):
+    def evaluate(self, state, batch, others):
         self.evaluated.append(state)
         return np.array([2.0 * len(batch["row"]), len(batch["row"])])
 
@@ -163,6 +164,7 @@ def loop_of(runtime, checkpoints=None, **changes):
             facts=FACTS,
             config=config,
             loader=Sequences(),
+            site_batches=SiteBatches(lambda site: Sequences()),
             checkpointer=checkpoints,
             save=lambda _, step, state, metadata: checkpoints.save(step, state, metadata),
             writer=Lines(),

@@ -1,0 +1,27 @@
+"""The settings of islands: what becomes of a run whose site is lost."""
+
+from typing import Literal
+
+from geojax.paths import ResolvedPath
+from geojax.settings import Settings
+
+
+class LeaseSettings(Settings):
+    """The record of the sites that take part in a run; a site that is silent for
+    `GEOJAX_HEARTBEAT_TIMEOUT` is taken out of it."""
+
+    path: ResolvedPath
+    """File of the record, on a file system that all sites reach. It may have another path at each
+    site. While the sites hear each other, none of them needs it."""
+
+
+class LossSettings(Settings):
+    """Behavior of islands when a site is lost."""
+
+    on_loss: Literal["restart", "go_on"] = "restart"
+    """"restart": the run ends at all sites, and a restart goes on from a checkpoint. "go_on": the
+    others do the step again, compute the lost site's share of the batch too, and go on. This
+    requires dc.role "data" and `lease`."""
+
+    lease: LeaseSettings | None = None
+    """The record by which the sites decide who goes on. null: none, with on_loss "restart"."""

@@ -1,0 +1,111 @@
+"""Steps of a site in role data that are done again without a site that is lost."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from geojax.errors import UserError
+from geojax.islands.actions import Shares, SiteAction, fetched_ahead, shares_of_members
+from geojax.islands.exchange import Exchange
+from geojax.islands.going_on.site_membership import InterruptedStepError, SiteMembership
+from geojax.islands.programs.values import StepInputs
+from geojax.islands.recording import Recorded
+from geojax.islands.walk import Walk
+from geojax.membership.events import ApplySums
+from geojax.membership.record import MembershipRecord, RecordStore
+from geojax.transport import Transport
+
+
+class SharedStep(NamedTuple):
+    """A step, whatever shares of the batch this site computes."""
+
+    number: int
+    """Its number in the run, from 1."""
+    lists: Callable[[Shares], Sequence[Sequence[SiteAction]]]
+    """Actions of each site, by the shares of each."""
+    inputs: Callable[[int], StepInputs]
+    """Arguments for a share of the batch."""
+
+
+def run_step(
+    membership: SiteMembership,
+    walk: Walk,
+    step: SharedStep,
+    state: Any,
+    signals: jax.Array,
+    record: list[Recorded] | None = None,
+) -> tuple[Any, Any]:
+    """Run a step of all sites that take part, again where these change meanwhile.
+
+    Args:
+        membership: who takes part.
+        walk: the site's.
+        step: the step.
+        state: the site's `TrainState`; donated by the last program.
+        signals: requests of the site's ranks.
+        record: gets the times of every action.
+
+    Returns:
+        The next state and the metrics, the same at all sites.
+
+    Raises:
+        RunError: the run goes on without this site.
+    """
+    while True:
+        work = membership.work_on(step.number)
+        if isinstance(work, ApplySums):
+            return walk.apply(membership.handed(work))
+        _take_shares(walk, step, work.record)
+        inputs = [step.inputs(share) for share in walk.shares]
+        walk.number_from(step.number)
+        try:
+            with membership.at_work(work) as summed:
+                return walk.step(state, signals, inputs, record, summed)
+        except InterruptedStepError:
+            if record is not None:
+                record.clear()
+
+
+def _take_shares(walk: Walk, step: SharedStep, record: MembershipRecord) -> None:
+    """Let a walk compute the shares that a record gives to its site."""
+    if walk.membership_id == record.membership_id:
+        return
+    site, sites = walk.transport.site, walk.transport.sites
+    lists = step.lists(shares_of_members(sites, record.members))
+    walk.take_shares(lists[site], fetched_ahead(lists, site), record.membership_id)
+
+
+def record_of_start(
+    store: RecordStore, place: str, transport: Transport, mesh: Mesh
+) -> MembershipRecord:
+    """Write the record of a start at which all sites have met, and check that all see it.
+
+    Args:
+        store: has the record.
+        place: name of the store, for errors.
+        transport: joins all sites.
+        mesh: the site's devices.
+
+    Raises:
+        UserError: the store is another at this site, or has something else.
+        UnreachableStoreError: the store does not answer.
+        RunError: another site is lost.
+    """
+    exchange = Exchange(transport, "membership")
+    record = MembershipRecord(1, tuple(range(transport.sites)), 0)
+    if transport.site == 0:
+        before = store.create(record)
+        if before != record:
+            record = store.swap(before, record._replace(membership_id=before.membership_id + 1))
+    told = exchange.of_hosts(np.array([record.membership_id], np.uint32), mesh)
+    record = record._replace(membership_id=int(told[0][0]))
+    if store.read() != record:
+        names = transport.site_names
+        raise UserError(
+            f"islands.lease.path: {place} has another record at site {names[transport.site]} than "
+            f"at site {names[0]}; give all sites the same file"
+        )
+    return record

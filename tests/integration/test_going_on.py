@@ -1,0 +1,70 @@
+"""Three sites of which one is killed: the others go on with the same losses, to the bit."""
+
+import os
+import re
+import signal
+
+import pytest
+from support.island_jobs import SETTINGS, start_sites
+from support.small_runs import finish, losses, saved_steps, wait_for_step, write_config
+
+SITES = ("east", "mid", "west")
+STEPS = 14
+THREE = SETTINGS | {
+    "steps": STEPS,
+    "simulate_devices": 1,
+    "mesh": {"dc": 3},
+    "batch": {"global_batch_size": 12, "sequence_length": 32, "microbatches": 2},
+    "evaluation": {"interval": 7, "sequences": 12},
+    "checkpoint": {"interval": 5},
+}
+
+
+def config_of(folder, corpus, **changes):
+    folder.mkdir(exist_ok=True)
+    islands = {"on_loss": "go_on", "lease": {"path": str(folder / "membership.json")}}
+    return write_config(folder / "run.yaml", corpus, **THREE | {"islands": islands} | changes)
+
+
+def figures(run):
+    """Losses by step, and those of validation."""
+    return losses(run), re.findall(
+        r'"validation/sums": [^,}]*', (run / "metrics.jsonl").read_text()
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    sites = start_sites(config_of(folder, corpus), sites=SITES)
+    for process, output in zip(sites, finish(*sites), strict=True):
+        assert process.returncode == 0, output
+    return figures(folder / "run" / "east")
+
+
+def kill_one(folder, corpus, killed, steps=STEPS):
+    """Train with three sites of which one is killed; what each of them printed."""
+    sites = start_sites(config_of(folder, corpus, steps=steps), sites=SITES)
+    try:
+        wait_for_step(folder / "run" / SITES[killed], 3, sites[killed])
+    finally:
+        os.kill(sites[killed].pid, signal.SIGKILL)
+        outputs = finish(*sites)
+    for site, (process, output) in enumerate(zip(sites, outputs, strict=True)):
+        assert process.returncode == (-signal.SIGKILL if site == killed else 0), output
+    return outputs
+
+
+@pytest.mark.parametrize("killed", range(3), ids=SITES)
+def test_the_others_go_on_with_the_same_bits_and_all_resume(killed, undisturbed, corpus, tmp_path):
+    outputs = kill_one(tmp_path, corpus, killed)
+    left = [site for site in range(3) if site != killed]
+    for site in left:
+        assert f"site {SITES[killed]} is lost (it refuses connections" in outputs[site]
+        assert "(membership 2 in " in outputs[site]
+        assert figures(tmp_path / "run" / SITES[site]) == undisturbed
+    assert saved_steps(tmp_path / "run")[-1] == STEPS
+    again = start_sites(config_of(tmp_path, corpus, steps=STEPS + 2), sites=SITES)
+    for process, output in zip(again, finish(*again), strict=True):
+        assert process.returncode == 0, output
+        assert f"resuming from step {STEPS} in" in output

@@ -1,0 +1,49 @@
+"""Sites that go on without one that is lost, at any point of a step, with the same bits."""
+
+import pytest
+from support.mortal_islands import NAMES, Death, Islands, assert_same
+
+from geojax.precision import policy
+
+STEPS = 3
+QUICK = (0, 4, 8, 12)
+OPERATIONS = 13
+"""A site dies before each of six offers, after it has taken each of six messages, or after the
+update."""
+
+
+@pytest.fixture(scope="module")
+def islands():
+    return Islands(dtypes=policy("fp32"), microbatches=2)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(islands, tmp_path_factory):
+    return islands.train(tmp_path_factory.mktemp("undisturbed"), STEPS)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(number, marks=[] if number in QUICK else [pytest.mark.slow])
+        for number in range(OPERATIONS)
+    ],
+)
+@pytest.mark.parametrize("site", range(len(NAMES)), ids=NAMES)
+def test_a_site_that_dies_anywhere_in_a_step_changes_no_bit(
+    site, operation, islands, undisturbed, tmp_path
+):
+    run = islands.train(tmp_path, STEPS, [Death(site, 2, operation)])
+    assert set(run.states) == set(range(len(NAMES))) - {site}
+    assert_same(run, undisturbed)
+    for other in run.states:
+        (line,) = (line for line in run.lines[other] if "is lost" in line)
+        assert f"site {NAMES[site]} is lost (" in line
+        assert "(membership 2 in record)" in line
+
+
+def test_the_last_site_goes_on_alone(islands, undisturbed, tmp_path):
+    run = islands.train(tmp_path, STEPS, [Death(0, 2, 3), Death(2, 3, 8)])
+    assert set(run.states) == {1}
+    assert_same(run, undisturbed)
+    assert "mid computes the shares of mid and east and west" in run.lines[1][-1]
