@@ -48,7 +48,13 @@ def island_plan(config: RunConfig, layout: Layout, mesh: Mesh) -> StepPlan:
     """
     process_groups(mesh)
     plan = plan_of_layout(config, layout.of_one_stage, stage_meshes(mesh)[0])
-    return dataclasses.replace(plan, mesh=mesh, islands=config.mesh.dc, overlap_grad_reduce=False)
+    return dataclasses.replace(
+        plan,
+        mesh=mesh,
+        islands=config.mesh.dc,
+        goes_on=config.islands.on_loss == "go_on",
+        overlap_grad_reduce=False,
+    )
 
 
 def stage_meshes(mesh: Mesh) -> list[Mesh]:

@@ -87,6 +87,9 @@ class StepPlan:
     """Sites with a runtime each that train together, the mesh being one of them; 1: the mesh holds
     all sites."""
 
+    goes_on: bool = False
+    """The islands go on without one that is lost, whose share of the batch they compute."""
+
     staged_layers: StagedLayers | None = None
     """Assignment of layers to pipeline stages; None: there is no pipeline."""
 

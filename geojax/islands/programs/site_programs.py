@@ -52,7 +52,8 @@ class StepBytes(NamedTuple):
     """Sums over microbatches, and those of all sites."""
     messages: int
     """Offers of this step and of the one before, which others may still fetch, and what comes
-    from each other site."""
+    from each other site. Where sites go on without one that is lost: those of all shares that a
+    site may come to compute, and the sums of the last step, which others may lack."""
     of_microbatch: int
     """Values that a microbatch keeps in all chunks between its forwards and its backwards."""
     of_pass: int
@@ -168,16 +169,18 @@ class SitePrograms:
     @functools.cached_property
     def step_bytes(self) -> StepBytes:
         """The bytes that a step holds; nothing is computed."""
-        kept = [self._traced_forward(chunk) for chunk in self.part.chunks]
+        forward = [self._traced_forward(chunk) for chunk in self.part.chunks]
         crossing = self._traced_sums
         if not self.part.holds_all:  # its gradients are whole
             crossing = {"scalars": crossing["scalars"]}
-        messages = [*crossing.values()] * (self.plan.islands + 1)
+        islands, goes_on = self.plan.islands, self.plan.goes_on
+        before = math.ceil(islands / 2) if goes_on else 1
+        kept = self._device_bytes(self._traced_totals) if goes_on else 0
         return StepBytes(
             self._device_bytes(self._traced_weights),
             self._device_bytes((self._traced_gradients, self._traced_totals)),
-            self._device_bytes(messages),
-            self._device_bytes(kept),
+            self._device_bytes([*crossing.values()] * (islands + before)) + kept,
+            self._device_bytes(forward),
             self._layers_ahead_bytes,
         )
 

@@ -1,5 +1,7 @@
 """Messages between sites have each distinct number once, however many ranks of a site share it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -46,12 +48,21 @@ def message_bytes(programs, message):
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
-def programs_of(axes, options):
+def programs_of(axes, options, goes_on=False):
     plan, _ = site_plans(2, axes, policy("fp32"), **options)
+    plan = dataclasses.replace(plan, goes_on=goes_on)
     part = SitePart(MODEL, even_chunks(MODEL, 2))
     optimizer, schedule = make_optimizer(SETTINGS, 10), learning_rate_schedule(SETTINGS, 10)
     layouts = site_layouts(part, optimizer, plan)
     return SitePrograms(part, plan, layouts, optimizer, schedule, batch_shape(4, 32))
+
+
+def test_a_site_that_goes_on_without_others_keeps_the_sums_of_a_step():
+    axes, options = {"data": 2}, {"zero_stage": 2}
+    ends, goes_on = (programs_of(axes, options, each).step_bytes for each in (False, True))
+    shard_bytes = 4 * parameter_count(MODEL) // 2
+    assert goes_on.messages - ends.messages == pytest.approx(shard_bytes, rel=0.01)
+    assert goes_on._replace(messages=ends.messages) == ends
 
 
 @pytest.mark.parametrize("case", CASES)
