@@ -39,6 +39,7 @@ from geojax.train.agreed_step import (
     step_of_note,
     step_or_error,
 )
+from geojax.train.islands.membership import missing_for_a_reason
 from geojax.train.joined_sites import settings_of_all_sites
 from geojax.train.services import Log, Services
 from geojax.transport import meet
@@ -135,7 +136,10 @@ def step_of_sites(
     }
     facts = _SiteFacts(devices=here, settings=digests(settings))
     own = read_step(path)
-    everyone = meet(island, 0, 1, start_seconds, facts.model_dump_json())
+    try:
+        everyone = meet(island, 0, 1, start_seconds, facts.model_dump_json())
+    except MissingProcessesError as error:
+        raise missing_for_a_reason(error, config, island.sites) from None
     devices = _devices_of_all(everyone, island, settings)
     if island.site == island.sites[0]:
         return _told_to_sites(island, everyone.key, start_seconds, lambda: resolve(devices))

@@ -251,6 +251,7 @@ class Trainer:
             )
             if self.membership is not None:
                 stack.callback(self.membership.close)
+                self.watchdog.decides = self.membership.is_open
                 transport = MemberTransport(self.membership)
         self.watchdog.begin("start")
         if leads_site(self.mesh):  # where it fails, the processes of all sites are told

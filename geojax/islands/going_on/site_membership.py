@@ -152,6 +152,11 @@ class SiteMembership:
         for action in actions:
             self._do(action)
 
+    def is_open(self) -> bool:
+        """Return True while a site is silent or lost, and takes part as long as the record says."""
+        state = self._state
+        return state is not None and state.takes_part and max(state.silence) >= 0
+
     @property
     def record(self) -> MembershipRecord:
         """The newest record that this site takes part under."""

@@ -109,13 +109,15 @@ class Watchdog:
     """Thread that watches the steps of a loop; enter it around the loop, then `step` in it.
 
     Attributes:
-        missing: see the arguments; it may be set later.
+        missing, decides: see the arguments; they may be set later.
 
     Args:
         settings: the limits.
         end_process: ends the process with an exit code.
         missing: returns what another job has not done that this process waits for, and names that
             job; None: it does not wait for one.
+        decides: returns True while other jobs may be lost, and who goes on is not decided; that
+            time counts for nothing.
     """
 
     def __init__(
@@ -123,9 +125,10 @@ class Watchdog:
         settings: WatchdogSettings | None = None,
         end_process: Callable[[int], None] = os._exit,
         missing: Callable[[], str | None] = lambda: None,
+        decides: Callable[[], bool] = lambda: False,
     ):
         self.settings = settings or WatchdogSettings()
-        self._end_process, self.missing = end_process, missing
+        self._end_process, self.missing, self.decides = end_process, missing, decides
         self._durations: defaultdict[WorkKind, deque[float]] = defaultdict(
             lambda: deque(maxlen=_STEPS_REMEMBERED)
         )
@@ -226,6 +229,10 @@ class Watchdog:
         while not self._finished.wait(pause):
             running = self._running
             if running is None:
+                continue
+            if self.decides():
+                if self._running == running:
+                    self._running = running._replace(started=time.monotonic())
                 continue
             elapsed = time.monotonic() - running.started
             if elapsed > running.limit and self._running == running:

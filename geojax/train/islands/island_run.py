@@ -531,12 +531,14 @@ class IslandRun:
     def ungathered_reason(self) -> str | None:
         """Say why this site writes no sample; None: it does.
 
-        All sites would write the same, so the first one does.
+        All sites would write the same, so the first one that takes part does.
         """
         if not self.holds_all:
             return "each site holds only some of the layers"
-        if self.transport.site:
-            return f"that is for site {self.transport.site_names[0]}, which has the same weights"
+        first = 0 if self.membership is None else self.membership.record.members[0]
+        if self.transport.site != first:
+            name = self.transport.site_names[first]
+            return f"that is for site {name}, which has the same weights"
         return ungathered_reason(self.config.model, self.layouts, self.plan)
 
     @property

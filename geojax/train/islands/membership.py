@@ -1,18 +1,45 @@
 """The membership of a site in a run that goes on without a site that is lost."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from geojax.config.run_config import RunConfig
-from geojax.errors import UserError
+from geojax.errors import MissingProcessesError, UserError
 from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.going_on.steps import record_of_start
 from geojax.job.cluster_env import ProcessSettings
 from geojax.membership.file_store import FileRecordStore
+from geojax.membership.record import UnreachableStoreError
 from geojax.train.islands.island_run import IslandRun
 from geojax.transport import CarrierTransport
+
+
+def missing_for_a_reason(
+    error: MissingProcessesError, config: RunConfig, sites: Sequence[str]
+) -> MissingProcessesError:
+    """Add to an error that other sites may be in a run that goes on without one.
+
+    Args:
+        error: says which processes are missing at a start.
+        config: the run of all sites.
+        sites: names of all.
+    """
+    if config.islands.lease is None:
+        return error
+    record, path = None, config.islands.lease.path
+    with contextlib.suppress(UserError, UnreachableStoreError):
+        record = FileRecordStore(path, config.run_directory.name).read()
+    if record is None or len(record.members) == len(sites):
+        return error
+    lost = [name for site, name in enumerate(sites) if site not in record.members]
+    return MissingProcessesError(
+        f"{error}. By {path} the run goes on without site {' and '.join(lost)} (membership "
+        f"{record.membership_id}): end it at the other sites, then start all sites again",
+        error.missing,
+    )
 
 
 def membership_of(

@@ -65,6 +65,28 @@ def test_a_dispatch_that_waits_for_another_job_names_it(capfd):
     assert "geojax watchdog: nothing came from site west; ending with code 1" in said
 
 
+def test_time_in_which_sites_decide_who_goes_on_counts_for_nothing():
+    ended, asked, is_open = [], threading.Semaphore(0), [True]
+
+    def decides():
+        asked.release()
+        return is_open[0]
+
+    settings = WatchdogSettings(minimum_seconds=0.2)
+    with Watchdog(settings, end_process=ended.append, decides=decides) as watchdog:
+        with watchdog.step(0):
+            pass
+        with watchdog.step(1):
+            for _ in range(12):  # each after a quarter of the limit
+                assert asked.acquire(timeout=PATIENCE_SECONDS)
+            assert ended == []
+            is_open[0] = False
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while not ended and time.monotonic() < deadline:
+                time.sleep(0.01)
+    assert ended == [HANG]
+
+
 def test_a_failing_step_is_no_longer_watched():
     watchdog = Watchdog()
     with pytest.raises(RuntimeError), watchdog.step(3):

@@ -1,0 +1,51 @@
+"""The record of who takes part, at a start at which sites are missing."""
+
+import pytest
+
+from geojax.config.run_config import RunConfig
+from geojax.errors import MissingProcessesError
+from geojax.membership.file_store import FileRecordStore
+from geojax.membership.record import MembershipRecord
+from geojax.train.islands.membership import missing_for_a_reason
+
+SITES = ("east", "mid", "west")
+MISSING = MissingProcessesError("2 of 3 processes did not start", [0, 2])
+
+
+def config_of(path):
+    lease = {"on_loss": "go_on", "lease": {"path": str(path)}} if path else {}
+    return RunConfig.model_validate(
+        {
+            "run_directory": "runs/mine",
+            "steps": 10,
+            "mesh": {"dc": 3},
+            "dc": {"join": "islands"},
+            "islands": lease,
+            "model": "tiny",
+            "data": {"sources": [{"name": "sums", "prepared": "unused"}]},
+            "batch": {"global_batch_size": 6, "sequence_length": 32},
+        }
+    )
+
+
+def test_a_lost_site_that_starts_alone_is_told_that_the_others_go_on(tmp_path):
+    path = tmp_path / "record.json"
+    record = MembershipRecord(4, (0, 2), 2)
+    FileRecordStore(path, "mine").create(record)
+    error = missing_for_a_reason(MISSING, config_of(path), SITES)
+    assert str(error) == (
+        f"2 of 3 processes did not start. By {path} the run goes on without site mid (membership "
+        "4): end it at the other sites, then start all sites again"
+    )
+    assert error.missing == MISSING.missing
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", "of all"])
+def test_another_start_says_no_more(content, tmp_path):
+    path = tmp_path / "record.json"
+    if content == "of all":
+        FileRecordStore(path, "mine").create(MembershipRecord(4, (0, 1, 2), 2))
+    elif content is not None:
+        path.write_text(content)
+    assert missing_for_a_reason(MISSING, config_of(path), SITES) is MISSING
+    assert missing_for_a_reason(MISSING, config_of(None), SITES) is MISSING
