@@ -39,6 +39,7 @@ def joined_sites(
     settings=None,
     silence_seconds=20.0,
     timeout_seconds=PATIENCE_SECONDS,
+    goes_on=False,
 ):
     settings = settings or [{}] * len(names)
     coordinator = f"127.0.0.1:{free_port()}"
@@ -46,7 +47,9 @@ def joined_sites(
     def start(site):
         key = (keys or ["k" * 32] * len(names))[site]
         members = Membership(island(names, site, coordinator, key), 0, 1, settings[site])
-        return connect(members, SMALL, limit_bytes, silence_seconds, timeout_seconds)
+        return connect(
+            members, SMALL, limit_bytes, silence_seconds, timeout_seconds, goes_on=goes_on
+        )
 
     with ThreadPoolExecutor(len(names)) as pool:
         transports = list(pool.map(start, range(len(names))))
@@ -268,6 +271,62 @@ def test_a_lost_site_disturbs_no_other(like):
         fetch = west.fetch(0, KEY, [like])
         east.offer(1, KEY, [filled(like, 3)])
         np.testing.assert_array_equal(fetch.result(PATIENCE_SECONDS)[0], filled(like, 3))
+
+
+def test_sites_go_on_without_one_that_is_given_up(like):
+    with joined_sites(("east", "west", "north"), goes_on=True) as (east, west, north):
+        east.offer(2, KEY, [filled(like, 1)])
+        north.close(failed=True)
+        for site in (east, west):
+            link = site.links[2]
+            wait_until(lambda link=link: link.control.lost is not None)
+            site.give_up(2)
+            assert set(site.counters) == {1 - site.site}
+            site.check()
+        west.offer(0, KEY, [filled(like, 5)])
+        (got,) = east.fetch(1, KEY, [like]).result(PATIENCE_SECONDS)
+        np.testing.assert_array_equal(got, filled(like, 5))
+        west.drain()
+        west.close()
+        assert east.links[1].control.over.wait(PATIENCE_SECONDS)
+        assert east.links[1].control.finished, "which is no failure"
+
+
+def test_a_silent_site_is_not_lost_where_the_caller_decides(like, monkeypatch):
+    with joined_sites(goes_on=True) as (east, _):
+        monkeypatch.setattr(type(east.links[1].control), "silent_seconds", 100.0)
+        east.check()
+
+
+def test_notes_of_all_sites_come_in_the_order_of_each():
+    with joined_sites(("east", "west", "north"), goes_on=True) as (east, west, north):
+        for number in range(20):
+            west.note(0, b"west %d" % number)
+            north.note(0, b"north %d" % number)
+        wait_until(lambda: east.notes.qsize() == 40)
+        came = [east.notes.get() for _ in range(40)]
+    for site, name in ((1, b"west"), (2, b"north")):
+        wanted = [name + b" %d" % number for number in range(20)]
+        assert [note for sender, note in came if sender == site] == wanted
+
+
+def test_offers_of_an_earlier_membership_are_withdrawn_unless_they_are_asked_for(like):
+    first, second = (KEY._replace(membership_id=1, part=part) for part in range(2))
+    with joined_sites(limit_bytes=300, goes_on=True) as (east, west):
+        asked = west.fetch(0, first, [like])
+        link = east.links[1]
+        wait_until(lambda: link._outbox._asked)
+        with link._outbox.changed:  # nothing leaves yet
+            for key in (first, second):
+                east.offer(1, key, [filled(like, 1)])
+            east.withdraw(2)
+            assert east.counters[1].messages_in_flight == 1
+        east.offer(1, KEY._replace(membership_id=2), [filled(like, 3)])
+        (got,) = west.fetch(0, KEY._replace(membership_id=2), [like]).result(PATIENCE_SECONDS)
+        np.testing.assert_array_equal(got, filled(like, 3))
+        asked.result(PATIENCE_SECONDS)
+        east.drain()
+        assert not west.fetch(0, second, [like]).wait(0.2)
 
 
 def test_an_offer_that_is_never_computed_ends_its_link_with_the_reason():
