@@ -78,9 +78,15 @@ class Gone(NamedTuple):
 
 
 class Heard(NamedTuple):
-    """Signs of life go both ways again, from the same start of the process."""
+    """Signs of life go both ways again, from the same start of the process.
+
+    The event comes again when `counts_back` becomes true.
+    """
 
     site: int
+    counts_back: bool = True
+    """Its signs say that it counts this site as heard. A site does not say so before its own
+    function has been given `Heard`: else one could evict what has begun to act again."""
 
 
 class Received(NamedTuple):

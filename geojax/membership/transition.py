@@ -23,7 +23,7 @@ The caller does the actions of one call in their order, before it gives the next
     ReleaseSums          drop the sums of a step
     StopActing, WaitFor  print a line
 
-All time-outs are parts of one time T, `SiteState.lease`:
+All time-outs are parts of one time T, `MemberState.lease`:
 
     2T/3 of silence      `Silent`: the site stops acting, unless it is the holder
     T of silence         the holder evicts; another member begins to watch the record
@@ -69,10 +69,11 @@ from geojax.membership.events import (
 from geojax.membership.record import MembershipRecord, swapped
 
 UNKNOWN = -1
+HALF_HEARD = -0.5
 
 
 class MemberState(NamedTuple):
-    """A site's knowledge of who takes part; entries of tuples are by site."""
+    """What a site knows of who takes part; entries of tuples are by site."""
 
     site: int
     last_step: int
@@ -90,6 +91,8 @@ class MemberState(NamedTuple):
     kept: int
     """Step whose sums are kept; 0: none."""
     computing: bool
+    joining: bool
+    """This site was admitted, and is not level with the other members yet."""
     levels: tuple[int, ...]
     """Steps that each member has applied, as it says under this record; -1: not yet."""
     has_sums: tuple[bool, ...]
@@ -97,7 +100,8 @@ class MemberState(NamedTuple):
     later_sums: tuple[bool, ...]
     """The sums of the step after that have come from a member, which has been faster."""
     silence: tuple[float, ...]
-    """Seconds since `Silent`; -1: heard; infinite: its process has ended."""
+    """Seconds since `Silent`; -1: heard; -0.5: heard, and does not say the same of this site yet;
+    infinite: its process has ended."""
     was_suspended: bool = False
     """The process stood still for 2T/3 or more, and has not heard all members since."""
     watched: float = UNKNOWN
@@ -141,8 +145,8 @@ class MembershipRules:
     holder_may_act: Callable[[MemberState], bool] = lambda state: (
         max(state.silence) < state.lease * 2 / 3
     )
-    keeps_sums: bool = True
-    """Applied sums stay until the step is acknowledged."""
+    may_evict: Callable[[MemberState], bool] = lambda state: not state.joining
+    """An admitted site may lack a step that the others have committed."""
     evicts_by_store: bool = True
     """A member is evicted by compare-and-set alone."""
     levels_of_new_record: Callable[[MemberState], tuple[tuple[int, ...], tuple[bool, ...]]] = (
@@ -216,6 +220,7 @@ def returned(
         acted_under=0,
         kept=0,
         computing=False,
+        joining=False,
         levels=unknown,
         has_sums=(False,) * sites,
         later_sums=(False,) * sites,
@@ -228,7 +233,7 @@ def returned(
 
 def may_act(state: MemberState, rules: MembershipRules = RULES) -> bool:
     """Return True if a site may save, publish metrics and send."""
-    if not state.takes_part:
+    if not state.takes_part or state.joining:
         return False
     if all(state.silence[site] == UNKNOWN for site in _members(state)):
         return True
@@ -276,8 +281,8 @@ class _Decision:
                     self.set(silence=_replaced(state.silence, site, 0))
             case Gone(site):
                 self.lose(site)
-            case Heard(site):
-                self.hear(site)
+            case Heard(site, counts_back):
+                self.hear(site, UNKNOWN if counts_back else HALF_HEARD)
             case Received(message):
                 self.receive(message)
             case RecordSeen(record):
@@ -364,13 +369,15 @@ class _Decision:
             self.set(silence=_replaced(state.silence, site, math.inf))
             self.pursue()
 
-    def hear(self, site: int) -> None:
+    def hear(self, site: int, level: float) -> None:
         state = self.state
-        if not state.takes_part or state.silence[site] < 0 or not keeps(state, site):
+        if not state.takes_part or state.silence[site] <= level or not keeps(state, site):
             return
-        self.set(silence=_replaced(state.silence, site, UNKNOWN))
+        self.set(silence=_replaced(state.silence, site, level))
         if max(self.state.silence) < 0:
-            self.set(watched=UNKNOWN, was_suspended=False)
+            self.set(watched=UNKNOWN)
+        if max(self.state.silence) == UNKNOWN:
+            self.set(was_suspended=False)
         if site in self.others:
             self.send(site, self.turn(asks=True))
 
@@ -379,6 +386,12 @@ class _Decision:
         state = self.state
         silent = tuple(site for site in self.others if state.silence[site] >= state.lease / 3)
         if not silent:
+            return
+        if not self.rules.may_evict(state):
+            if all(state.silence[site] == math.inf for site in self.others):
+                self.stop(self.record)  # nobody is left who has the state that it was to take
+            else:
+                self.read()
             return
         new = self.record.without(silent, state.site)
         if not self.rules.evicts_by_store:
@@ -410,7 +423,8 @@ class _Decision:
         if state.record == record and not succeeded and max(state.silence) >= state.lease / 3:
             if state.watched < 0:
                 self.set(watched=0)
-            if self.rules.is_expired(self.state) and record.holder != state.site:
+            rules, is_holder = self.rules, record.holder == state.site
+            if rules.is_expired(self.state) and not is_holder and rules.may_evict(self.state):
                 self.pursue()
         if self.state.at_boundary and self.state.record == record and not succeeded:
             self.set(at_boundary=False)
@@ -442,6 +456,7 @@ class _Decision:
         elif record.membership_id > known:
             self.roll_back()
             self.set(record=record, requests=(UNKNOWN,) * len(state.requests))
+            self.request()
 
     def roll_back(self) -> None:
         """Go back to the site's own save: what it was handed counts under that record alone."""
@@ -465,6 +480,7 @@ class _Decision:
             acted_under=state.acted_under if state.takes_part else record.membership_id,
             kept=state.kept if state.takes_part else 0,
             computing=False,
+            joining=(state.joining or not state.takes_part) and len(record.members) > 1,
             levels=_replaced(levels, state.site, state.applied),
             has_sums=_replaced(has_sums, state.site, state.applied == state.last_step),
             later_sums=(False,) * sites,
@@ -539,7 +555,7 @@ class _Decision:
         state = self.state
         if state.applied == applied + 1 and state.kept == state.applied:
             self.send(site, HandedOver(state.site, self.record, state.applied, whole=False))
-        elif site not in self.record.members or state.applied == state.committed:
+        else:
             self.send(site, HandedOver(state.site, self.record, state.applied, whole=True))
 
     def take_over(self, handed: HandedOver) -> None:
@@ -582,13 +598,15 @@ class _Decision:
         while self.state.takes_part:
             state = self.state
             levels = [state.levels[site] for site in self.record.members]
+            if min(levels) >= 0 and max(levels) <= state.applied:
+                self.set(joining=False)
             all_sums = all(state.has_sums[site] for site in self.record.members)
             if state.applied == state.last_step or state.at_boundary:
                 return
             if all_sums:
                 step = state.applied + 1
                 self.actions.append(ApplySums(step, self.record.membership_id, source=None))
-                self.set(applied=step, kept=step if self.rules.keeps_sums else 0)
+                self.set(applied=step, kept=step)
                 self.after_step()
                 self.admit()
                 continue
@@ -618,7 +636,7 @@ class _Decision:
         state = self.state
         follower = state.follower
         self.set(follower=None)
-        undisturbed = max(state.silence) < 0 and not state.store_asked
+        undisturbed = max(state.silence) == UNKNOWN and not state.store_asked
         if follower is not None and undisturbed and state.applied < state.last_step and state.kept:
             self.set(at_boundary=True)
             self.swap(self.record.with_site(follower))
@@ -682,7 +700,7 @@ class _Decision:
         state = self.state
         if state.record is None:
             return
-        saves = dict(enumerate(_replaced(state.requests, state.site, state.committed)))
+        saves = dict(enumerate(_replaced(state.requests, state.site, state.applied)))
         missing = [site for site, step in saves.items() if step < 0]
         if missing:
             if set(self.record.members) <= {state.site, *(set(saves) - set(missing))}:

@@ -1,6 +1,6 @@
 """Sites, links and a store around the production transition function, explored state by state.
 
-    python tests/support/membership_model.py [--box full] [--seconds 600]
+    python tests/support/membership_model.py [--seconds 600] [--faults 2] [--order rounds]
 
 Time is a tick of a third of the lease. It passes only when nothing is left to deliver, to answer or
 to notice, which is the assumption that those take less than a third of the lease. Faults break it:
@@ -8,10 +8,13 @@ a message that is put aside comes at any later time, and a process that is pause
 """
 
 import argparse
+import itertools
+import math
 import random
+import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,8 +25,9 @@ from geojax.membership import events as e
 from geojax.membership.record import MembershipRecord
 from geojax.membership.transition import (
     RULES,
-    MemberState,
+    UNKNOWN,
     MembershipRules,
+    MemberState,
     keeps,
     may_act,
     member,
@@ -33,6 +37,8 @@ from geojax.membership.transition import (
 
 SITES = 3
 LEASE = 3
+NOTICED = 2
+"""Ticks of silence that are noticed."""
 BITS = 24
 
 
@@ -50,12 +56,15 @@ class Box(NamedTuple):
     messages: int = 2
     pauses: int = 1
     outages: int = 1
-    faults: int = 10
+    faults: int = 9
     """Most faults of all kinds together; ends of a cut, a pause or an outage do not count."""
     holder: int = 0
     """Holder of the first record; sites take their turns in the order of their numbers."""
-    any_order: bool = False
-    """What is about to happen at several sites happens in any order, not in turn."""
+    members: int = SITES
+    """Members of the first record; the other sites have returned."""
+    order: str = "turns"
+    """rounds: all sites take their turns, and then a fault may happen; turns: a fault may happen
+    between any two turns, and in them; any: each event of each site may be the next."""
 
 
 class Node(NamedTuple):
@@ -78,20 +87,25 @@ FAULTS = ("crashes", "returns", "partitions", "messages", "pauses", "outages")
 
 
 class Env(NamedTuple):
-    """The store, what was accepted, and the faults that are left."""
+    """The store, what was committed, and the faults that are left."""
 
     record: MembershipRecord
-    accepted: tuple[int, ...]
+    committed: tuple[int, ...]
+    """Most steps on which a site has acted, refused or not: the record of each."""
+    is_over: bool
+    """An act on the last step was not refused."""
     crashes: int
     returns: int
     messages: int
     pauses: int
     partitions: int
     cut: int
-    """The site that is cut off; SITES: none."""
+    """A place in `CUTS`."""
     outages: int
     is_out: bool
     faults: int
+    turn: int = 0
+    """The site whose turn comes first."""
 
 
 class Net(NamedTuple):
@@ -99,6 +113,15 @@ class Net(NamedTuple):
 
     queues: tuple[tuple[Any, ...], ...]
     aside: tuple[Any, ...]
+
+
+LINKS = ((0, 1), (0, 2), (1, 2))
+CUTS = (
+    (),
+    *(tuple(link for link in LINKS if site in link) for site in range(SITES)),
+    *((link,) for link in LINKS),
+)
+"""The links that are cut: none, those of a site, or one."""
 
 
 def queue_of(sender: int, receiver: int) -> int:
@@ -137,18 +160,28 @@ class Model:
         self._permitted: dict[tuple[int, int], bool] = {}
 
     def start(self) -> World:
-        record = MembershipRecord(1, tuple(range(SITES)), self.box.holder)
+        box = self.box
+        record = MembershipRecord(1, tuple(range(box.members)), box.holder)
         nodes = []
         for site in range(SITES):
-            state, _ = member(site, SITES, record, last_step=self.box.steps, lease=LEASE)
-            nodes.append(self.nodes(Node(state)))
-        box = self.box
+            if site in record.members:
+                state, _ = member(site, SITES, record, last_step=box.steps, lease=LEASE)
+                nodes.append(self.nodes(Node(state)))
+            else:
+                nodes.append(self._returned(site, ()))
         env = Env(
-            record, (), box.crashes, box.returns, box.messages, box.pauses, box.partitions,
-            SITES, box.outages, False, box.faults,
+            record, (), False, box.crashes, box.returns, box.messages, box.pauses, box.partitions,
+            0, box.outages, False, box.faults,
         )  # fmt: skip
         net = Net(((),) * SITES**2, ())
         return (*nodes, self.nets(net), self.envs(env))
+
+    def _returned(self, site: int, saved: tuple[int, ...]) -> int:
+        """Return a site that has begun with its save."""
+        state, (request,) = returned(
+            site, SITES, last_step=self.box.steps, lease=LEASE, saved=len(saved)
+        )
+        return self.nodes(Node(state, saved, saved, request))
 
     # One site.
 
@@ -200,9 +233,9 @@ class Model:
 
     # The whole.
 
-    def sent(self, net: int, env: Env, alive: Callable[[int], bool], sends: tuple) -> int:
+    def sent(self, net: int, env: Env, nodes: list[Node], sends: tuple) -> int:
         for sender, receiver, message, handed in sends:
-            if alive(receiver) and not is_cut(env, sender, receiver):
+            if nodes[receiver].state is not None and not is_cut(env, sender, receiver):
                 net = self._enqueued(net, queue_of(sender, receiver), (message, handed))
         return net
 
@@ -228,7 +261,8 @@ class Model:
         if self.is_done(world):
             return
         calm = False
-        for label, next_world in self.prompt(world, nodes, net, env):
+        prompt = self.round if self.box.order == "rounds" else self.prompt
+        for label, next_world in prompt(world, nodes, net, env):
             calm = True
             yield label, next_world
             # What follows the first are its variants with a fault, and other orders.
@@ -238,20 +272,80 @@ class Model:
                 yield ("a third of the lease passes",), ticked
         yield from self.faults(world, nodes, net, env)
 
+    def drawn(self, world: World, draw: random.Random) -> tuple[Any, World] | None:
+        """Return an event and the state after it; None: the run is over."""
+        nodes = [self.nodes.values[number] for number in world[:SITES]]
+        net, env = self.nets.values[world[3]], self.envs.values[world[4]]
+        self.check(world, nodes, env)
+        if self.is_done(world):
+            return None
+        if env.faults and draw.random() < 0.1:
+            choices = [choice for choice in self.successors(world) if is_fault(choice[0])]
+            if choices:
+                return draw.choice(choices)
+        sites = [site for site in range(SITES) if nodes[site].state and nodes[site].slept < 0]
+        draw.shuffle(sites)
+        for site in sites:
+            events = self.prompt_of(world, nodes, net, env, site)
+            choices = [choice for choice in events if not is_fault(choice[0])]
+            if choices:
+                return draw.choice(choices)
+        ticked = self.tick(world, nodes, env)
+        if ticked != world:
+            return ("a third of the lease passes",), ticked
+        choices = list(self.faults(world, nodes, net, env))
+        return draw.choice(choices) if choices else None
+
+    def goes_on(self, world: World) -> bool:
+        """Return True if a run without more faults ends all steps, or may wait for ever."""
+        visited = set()
+        while not self.is_saved(world):
+            visited.add(world)
+            label, after = next(self.successors(world), (("is over",), world))
+            if is_fault(label) or after in visited:
+                return self.may_wait(world)
+            world = after
+        return True
+
     def prompt(
         self, world: World, nodes: list[Node], net: Net, env: Env
     ) -> Iterator[tuple[Any, World]]:
         """Yield what is about to happen: the turn of the first site, or each event of each site."""
-        for site, node in enumerate(nodes):
+        for place in range(SITES):
+            site = (env.turn + place) % SITES
+            node = nodes[site]
             if node.state is None or node.slept >= 0:
                 continue
             any_here = False
-            events = self.prompt_of if self.box.any_order else self.turn
+            events = self.prompt_of if self.box.order == "any" else self.turn
             for label, after in events(world, nodes, net, env, site):
                 any_here = True
                 yield label, after
-            if any_here and not self.box.any_order:
+            if any_here and self.box.order == "turns":
                 return
+
+    def round(
+        self, world: World, nodes: list[Node], net: Net, env: Env
+    ) -> Iterator[tuple[Any, World]]:
+        """Yield the turns of all sites, with the messages that were sent before."""
+        waiting = [len(queue) for queue in net.queues]
+
+        def turns_from(site: int, begin: World, labels: tuple) -> Iterator[tuple[Any, World]]:
+            if site == SITES:
+                if labels:
+                    yield labels, begin
+                return
+            nodes = [self.nodes.values[number] for number in begin[:SITES]]
+            node, any_here = nodes[site], False
+            if node.state is not None and node.slept < 0:
+                env, net = self.envs.values[begin[4]], self.nets.values[begin[3]]
+                for label, after in self.turn(begin, nodes, net, env, site, waiting):
+                    any_here = True
+                    yield from turns_from(site + 1, after, (*labels, label))
+            if not any_here:
+                yield from turns_from(site + 1, begin, labels)
+
+        yield from turns_from(0, world, ())
 
     def prompt_of(
         self, world: World, nodes: list[Node], net: Net, env: Env, site: int
@@ -278,14 +372,22 @@ class Model:
             yield from self.step(world, nodes, env, site, event)
 
     def turn(
-        self, world: World, nodes: list[Node], net: Net, env: Env, site: int
-    ) -> Iterator[tuple[Any, World]]:
-        """Yield a site's turn: all that waits for it happens, and what it asks for comes later."""
+        self, world: World, nodes: list[Node], net: Net, env: Env, site: int,
+        counts: list[int] | None = None,
+    ) -> Iterator[tuple[Any, World]]:  # fmt: skip
+        """Yield a site's turn: all that waits for it happens, and what it asks for comes later.
+
+        In a round `counts` has the number of messages that wait in each queue.
+        """
         node, start = nodes[site], world
         labels: list[Any] = []
         crashes: list[tuple[Any, World]] = []
         queues = [queue_of(sender, site) for sender in range(SITES)]
-        waiting = [(index, entry) for index in queues for entry in net.queues[index]]
+        waiting = [
+            (index, entry)
+            for index in queues
+            for entry in net.queues[index][: None if counts is None else counts[index]]
+        ]
 
         def happen(steps: Iterator[tuple[Any, World]]) -> None:
             nonlocal world
@@ -312,12 +414,17 @@ class Model:
             happen(self.step(world, *now(), site, noticed))
             noticed = next(notices(*now(), site), None)
         state = now()[0][site].state
-        if state.takes_part and state.computing:
+        # A step's sums take longer than a message.
+        if node.state.computing and state.takes_part and state.computing:
             event = e.SumsReady(state.record.membership_id, state.applied + 1)
             happen(self.step(world, *now(), site, event))
         if not labels:
             return
-        yield ("turn", *labels), world
+        if counts is not None:
+            yield ("turn", *labels), world
+            yield from crashes
+            return
+        yield ("turn", *labels), (*world[:4], self._turned(world[4], (site + 1) % SITES))
         yield from crashes
         for index in queues:
             for place in range(len(net.queues[index])):
@@ -356,18 +463,18 @@ class Model:
             number, sends = self.perform(world[site], event, handed)
         except Violation as violation:
             raise Violation(f"site {site}: {event}\n{violation}") from None
-        alive = lambda other: nodes[other].state is not None
-        label = (site, event)
-        yield label, (
-            *world[:site], number, *world[site + 1 : SITES],
-            self.sent(net, env, alive, sends), world[4],
-        )  # fmt: skip
+        numbers = [*world[:site], number, *world[site + 1 : SITES]]
+        if isinstance(event, e.Silent) and is_cut(env, site, event.site):
+            # Two thirds of the lease have passed, which a process that is paused has slept.
+            for other, node in enumerate(nodes):
+                if 0 <= node.slept < NOTICED:
+                    numbers[other] = self.nodes(node._replace(slept=NOTICED))
+        yield (site, event), (*numbers, self.sent(net, env, nodes, sends), world[4])
         if env.crashes and len(sends) > 1:
             for count in range(1, len(sends)):
-                sent = self.sent(net, env, alive, sends[:count])
-                crashed = self.crash(
-                    world[:3] + (sent, world[4]), self.nodes.values[number], env, site
-                )
+                sent = self.sent(net, env, nodes, sends[:count])
+                node = self.nodes.values[number]
+                crashed = self.crash((*numbers, sent, world[4]), node, env, site)
                 yield (site, event, f"crash after {count} message(s)"), crashed
 
     def answer(
@@ -397,14 +504,17 @@ class Model:
     def accept(self, world: World, node: Node, env: Env, site: int) -> tuple[Any, World]:
         (membership_id, history), *rest = node.acts
         number = world[4]
+        common = min(len(history), len(env.committed))
+        if history[:common] != env.committed[:common]:
+            raise Violation(f"committed steps {env.committed} are lost: {history} is saved")
+        if len(history) > common:
+            env = env._replace(committed=history)
         if self.rules.admits_act(env.record.membership_id, membership_id):
             if membership_id != env.record.membership_id or site not in env.record.members:
                 raise Violation(f"site {site} acts under record {membership_id}, not {env.record}")
-            common = min(len(history), len(env.accepted))
-            if history[:common] != env.accepted[:common]:
-                raise Violation(f"committed steps {env.accepted} are lost: {history} is saved")
-            if len(history) > common:
-                number = self.envs(env._replace(accepted=history))
+            env = env._replace(is_over=env.is_over or len(history) == self.box.steps)
+        if env is not self.envs.values[number]:
+            number = self.envs(env)
         changed = self.nodes(node._replace(acts=tuple(rest)))
         return (site, "acts", membership_id, history), (
             *world[:site], changed, *world[site + 1 : 4], number,
@@ -412,7 +522,6 @@ class Model:
 
     def tick(self, world: World, nodes: list[Node], env: Env) -> World:
         net, numbers = world[3], list(world[:SITES])
-        alive = lambda other: nodes[other].state is not None
         for site, node in enumerate(nodes):
             if node.state is None:
                 continue
@@ -420,7 +529,7 @@ class Model:
                 numbers[site] = self.nodes(node._replace(slept=min(node.slept + 1, LEASE)))
                 continue
             numbers[site], sends = self.perform(world[site], e.Elapsed(1))
-            net = self.sent(net, env, alive, sends)
+            net = self.sent(net, env, nodes, sends)
         return (*numbers, net, world[4])
 
     def crash(self, world: World, node: Node, env: Env, site: int) -> World:
@@ -443,6 +552,13 @@ class Model:
             after = self._changed[number, site] = self.nets(Net(tuple(queues), aside))
         return after
 
+    def _turned(self, number: int, site: int) -> int:
+        key = ("turn", number, site)
+        after = self._changed.get(key)
+        if after is None:
+            after = self._changed[key] = self.envs(self.envs.values[number]._replace(turn=site))
+        return after
+
     def _env(self, number: int, fault: str, **changes: Any) -> int:
         """Return the environment with one fault of a kind less."""
         key = (number, fault, *changes.items())
@@ -450,7 +566,7 @@ class Model:
         if after is None:
             env = self.envs.values[number]
             changes |= {fault: getattr(env, fault) - 1, "faults": env.faults - 1}
-            if env.faults == 1:
+            if env.faults == 1:  # no more of any kind: states that differ in these alone are one
                 changes |= dict.fromkeys(FAULTS, 0)
             after = self._changed[key] = self.envs(env._replace(**changes))
         return after
@@ -459,12 +575,11 @@ class Model:
         """Let a site see the time and what its guard says before all else."""
         node = nodes[site]
         nodes = [*nodes[:site], node._replace(slept=-1), *nodes[site + 1 :]]
-        alive = lambda other: nodes[other].state is not None
         number, net = self.nodes(nodes[site]), world[3]
         event = e.Elapsed(node.slept) if node.slept else next(notices(nodes, env, site), None)
         while event is not None:
             number, sends = self.perform(number, event)
-            net = self.sent(net, env, alive, sends)
+            net = self.sent(net, env, nodes, sends)
             nodes[site] = self.nodes.values[number]
             event = next(notices(nodes, env, site), None)
         return (*world[:site], number, *world[site + 1 : SITES], net, world[4])
@@ -475,11 +590,7 @@ class Model:
         for site, node in enumerate(nodes):
             if node.state is None:
                 if env.returns:
-                    saved = len(node.saved)
-                    state, (request,) = returned(
-                        site, SITES, last_step=self.box.steps, lease=LEASE, saved=saved
-                    )
-                    fresh = self.nodes(Node(state, node.saved, node.saved, request))
+                    fresh = self._returned(site, node.saved)
                     after = self._env(world[4], "returns")
                     yield (site, "returns"), (
                         *world[:site], fresh, *world[site + 1 : 4], after,
@@ -494,22 +605,24 @@ class Model:
                 asleep = self.nodes(node._replace(slept=0))
                 after = self._env(world[4], "pauses")
                 yield (site, "is paused"), (*world[:site], asleep, *world[site + 1 : 4], after)
-        if env.partitions:
-            for site in range(SITES):
-                queues = tuple(
-                    () if (index // SITES == site) != (index % SITES == site) else queue
-                    for index, queue in enumerate(net.queues)
-                )
-                after = self._env(world[4], "partitions", cut=site)
-                yield (site, "is cut off"), (*world[:3], self.nets(Net(queues, net.aside)), after)
+        for index, queue in enumerate(net.queues):
+            for place in range(len(queue)) if self.box.order == "rounds" else ():
+                yield from self.lose(world, env, index, place)
+        for cut in range(1, len(CUTS)) if env.partitions else ():
+            after = self._env(world[4], "partitions", cut=cut)
+            queues = tuple(
+                () if is_cut(self.envs.values[after], *divmod(index, SITES)) else queue
+                for index, queue in enumerate(net.queues)
+            )
+            yield (CUTS[cut], "is cut"), (*world[:3], self.nets(Net(queues, net.aside)), after)
         # Both sides of a cut count from its begin: both notice it, or none.
         running = [site for site in range(SITES) if nodes[site].state and nodes[site].slept < 0]
         noticed = any(node.state and max(node.state.silence) >= 0 for node in nodes)
-        if env.cut != SITES and not (
+        if env.cut and not (
             noticed
-            and any(isinstance(n, e.Silent) for s in running for n in notices(nodes, env, s))
+            and any(isinstance(n, e.Silent) for site in running for n in notices(nodes, env, site))
         ):
-            yield ("the cut ends",), (*world[:4], self.envs(env._replace(cut=SITES)))
+            yield ("the cut ends",), (*world[:4], self.envs(env._replace(cut=0)))
         # An outage is seen by a request alone.
         asks = any(node.request is not None for node in nodes)
         if env.outages and asks:
@@ -553,7 +666,7 @@ class Model:
                     raise Violation(f"two members of one record have other sums of a step: {nodes}")
 
     def is_done(self, world: World) -> bool:
-        return len(self.envs.values[world[4]].accepted) == self.box.steps
+        return self.envs.values[world[4]].is_over
 
     def is_saved(self, world: World) -> bool:
         """Return True if a member of the record has acted on the last step."""
@@ -576,21 +689,23 @@ class Model:
             for site, node in enumerate(nodes)
             if node.state is not None
             and node.state.takes_part
+            and not node.state.joining
             and node.slept < 0
             and site in env.record.members
         }
         hear_all = inside == set(env.record.members) and all(
             max(nodes[site].state.silence) < 0 for site in inside
         )
-        if not inside:
-            return True
+        if not inside:  # the sites begin again when all are back
+            all_live = all(node.state is not None and node.slept < 0 for node in nodes)
+            return not all_live or bool(env.cut) or env.is_out
         if hear_all and all(nodes[site].state.record == env.record for site in inside):
             return False
         return env.is_out
 
 
 def is_cut(env: Env, first: int, second: int) -> bool:
-    return (first == env.cut) != (second == env.cut)
+    return (min(first, second), max(first, second)) in CUTS[env.cut]
 
 
 def agrees(first: Node, second: Node) -> bool:
@@ -614,12 +729,17 @@ def notices(nodes: list[Node], env: Env, site: int) -> Iterator[Any]:
         if other == site:
             continue
         node, age = nodes[other], state.silence[other]
-        if node.state is None:
-            if age < LEASE:
+        is_cut_off = is_cut(env, site, other)
+        if not is_cut_off and has_ended(node, state.record):
+            if age != math.inf:
                 yield e.Gone(other)
             continue
+        if node.state is None:
+            if age < 0:
+                yield e.Silent(other)
+            continue
         theirs = node.state.record
-        is_heard = not is_cut(env, site, other) and node.slept < LEASE * 2 / 3
+        is_heard = not is_cut_off and node.slept < NOTICED
         speaks = is_heard and node.slept < 0
         if speaks and theirs is not None and theirs.membership_id > state.record.membership_id:
             yield e.Received(e.Refusal(other, theirs))
@@ -627,17 +747,28 @@ def notices(nodes: list[Node], env: Env, site: int) -> Iterator[Any]:
             is_kept = keeps(node.state, site) and keeps(state, other)
             if not is_kept and age < 0:
                 yield e.Silent(other)
-            elif is_kept and age >= 0 and speaks:
-                yield e.Heard(other)
+            elif is_kept and speaks and age != UNKNOWN:
+                counts_back = node.state.silence[site] < 0
+                if age >= 0 or counts_back:
+                    yield e.Heard(other, counts_back)
         elif not is_heard and age < 0:
             yield e.Silent(other)
+
+
+def has_ended(node: Node, record: MembershipRecord) -> bool:
+    """Return True if the process that took part under a record has ended; another may run."""
+    if node.state is None:
+        return True
+    return not node.state.takes_part and node.slept < 0 and node.state.record in (None, record)
 
 
 class Result(NamedTuple):
     """What an exploration found."""
 
     states: int
-    complete: bool
+    """Reachable states that were visited."""
+    faults: int
+    """Every state with so many faults of the box, or fewer, was visited."""
     violation: str | None
     trace: tuple[Any, ...] = ()
 
@@ -657,15 +788,17 @@ def unpacked(number: int) -> World:
 def explore(
     model: Model, *, most_states: int = sys.maxsize, seconds: float = 1e9, progress: bool = False
 ) -> Result:
-    """Visit every reachable state, breadth first, and then look for states without progress."""
-    begin = packed(model.start())
+    """Visit reachable states, those with fewer faults first, and look for any without progress."""
+    begin, box = packed(model.start()), model.box
     parents: dict[int, int] = {begin: begin}
     calm: dict[int, int] = {}
-    level, deadline = [begin], time.monotonic() + seconds
-    depth, complete = 0, True
-    while level and complete:
-        following: list[int] = []
-        for number in level:
+    queues: list[list[int]] = [[] for _ in range(box.faults + 1)]
+    queues[0].append(begin)
+    deadline, faults = time.monotonic() + seconds, -1
+    for used, queue in enumerate(queues):
+        for number in queue:  # which grows
+            if len(calm) >= most_states or time.monotonic() > deadline:
+                break
             first = True
             try:
                 for label, world in model.successors(unpacked(number)):
@@ -675,19 +808,20 @@ def explore(
                         first = False
                     if after not in parents:
                         parents[after] = number
-                        following.append(after)
+                        queues[box.faults - model.envs.values[world[4]].faults].append(after)
             except Violation as violation:
-                return Result(len(parents), False, str(violation), trace(model, parents, number))
-            if len(parents) > most_states or time.monotonic() > deadline:
-                complete = False
-                break
-        level, depth = following, depth + 1
-        if progress:
-            print(f"depth {depth}: {len(parents):,} states, {len(level):,} new", flush=True)
+                return Result(len(calm), faults, str(violation), trace(model, parents, number))
+            calm.setdefault(number, number)
+        else:
+            faults = used
+            if progress:
+                print(f"up to {used} faults: {len(calm):,} states", flush=True)
+            continue
+        break
     stuck = without_progress(model, calm)
     if stuck is not None:
-        return Result(len(parents), complete, "no progress", trace(model, parents, stuck))
-    return Result(len(parents), complete, None)
+        return Result(len(calm), faults, "no progress", trace(model, parents, stuck))
+    return Result(len(calm), faults, None)
 
 
 def is_fault(label: Any) -> bool:
@@ -725,7 +859,7 @@ def trace(model: Model, parents: dict[int, int], number: int) -> tuple[Any, ...]
         path.append(parents[path[-1]])
     path.reverse()
     labels = []
-    for before, after in zip(path, path[1:], strict=False):
+    for before, after in itertools.pairwise(path):
         for label, world in model.successors(unpacked(before)):
             if packed(world) == after:
                 labels.append(label)
@@ -740,37 +874,38 @@ def shown(result: Result) -> str:
 
 
 def walk(model: Model, seed: int, events: int) -> Result:
-    """Take random events, faults among them; a run that ends is followed by another."""
+    """Take random events, one in ten a fault; a run that ends is followed by another."""
     draw, world, labels = random.Random(seed), model.start(), []
-    for _ in range(events):
-        try:
-            choices = list(model.successors(world))
-        except Violation as violation:
-            return Result(0, False, str(violation), tuple(labels))
-        if not choices:  # the run is over: another begins
-            world, labels = model.start(), []
-            continue
-        usual = [choice for choice in choices if not is_fault(choice[0])]
-        label, world = draw.choice(usual if usual and draw.random() < 0.9 else choices)
-        labels.append(label)
-    return Result(events, True, None)
+    try:
+        for _ in range(events):
+            choice = model.drawn(world, draw)
+            if choice is None:
+                world, labels = model.start(), []
+                continue
+            labels.append(choice[0])
+            world = choice[1]
+        if not model.goes_on(world):
+            raise Violation("no progress")
+    except Violation as violation:
+        return Result(0, 0, str(violation), tuple(labels))
+    return Result(events, 0, None)
 
 
-FULL = Box()
-SMALL = Box(steps=2, crashes=1, returns=1, partitions=0, messages=0, pauses=0, outages=0)
+def peak_gibibytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    for name, value in FULL._asdict().items():
+    for name, value in Box()._asdict().items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     parser.add_argument("--seconds", type=float, default=600)
     arguments = parser.parse_args()
     box = Box(**{name: getattr(arguments, name) for name in Box._fields})
     began = time.monotonic()
     result = explore(Model(box), seconds=arguments.seconds, progress=True)
-    print(f"{box}: {result.states:,} states, complete: {result.complete}, ", end="")
-    print(f"{time.monotonic() - began:.0f} s")
+    print(f"{box}: {result.states:,} states, all with up to {result.faults} faults, ", end="")
+    print(f"{time.monotonic() - began:.0f} s, {peak_gibibytes():.1f} GiB")
     if result.violation:
         print(shown(result))
     return result.violation is not None

@@ -39,17 +39,17 @@ MUTANTS: dict[str, tuple[MembershipRules, Box]] = {
         replaced(evicts_by_store=False),
         NONE._replace(partitions=1, steps=2),
     ),
-    "a join in the middle of a step": (
+    "sums of the record before": (
         replaced(levels_of_new_record=lambda state: (state.levels, state.has_sums)),
-        NONE._replace(crashes=1, steps=2, any_order=True),
+        NONE._replace(crashes=1, steps=1, order="any"),
     ),
-    "sums dropped at once": (
-        replaced(keeps_sums=False),
-        NONE._replace(crashes=1, steps=2),
+    "a joining site that goes on alone": (
+        replaced(may_evict=lambda state: True),
+        NONE._replace(crashes=2, messages=1, members=2),
     ),
     "a returned site that adds a sum twice": (
         replaced(takes_sums=lambda applied, step: step >= applied),
-        NONE._replace(crashes=1, returns=1, messages=1),
+        NONE._replace(crashes=1, returns=1, messages=1, steps=2),
     ),
     "an older membership_id accepted": (
         replaced(is_older=lambda theirs, mine: False),
