@@ -73,7 +73,7 @@ HALF_HEARD = -0.5
 
 
 class MemberState(NamedTuple):
-    """What a site knows of who takes part; entries of tuples are by site."""
+    """A site's knowledge of who takes part; entries of tuples are by site."""
 
     site: int
     last_step: int
