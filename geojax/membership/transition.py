@@ -470,8 +470,10 @@ class _Decision:
         state = self.state
         sites = len(state.levels)
         levels, has_sums = self.rules.levels_of_new_record(state)
+        known = state.record.members if state.takes_part and state.record is not None else ()
+        newly = 0 if state.takes_part and state.was_suspended else UNKNOWN
         silence = tuple(
-            age if site in record.members and state.takes_part else UNKNOWN
+            UNKNOWN if site not in record.members else age if site in known else newly
             for site, age in enumerate(state.silence)
         )
         self.set(
@@ -485,7 +487,7 @@ class _Decision:
             has_sums=_replaced(has_sums, state.site, state.applied == state.last_step),
             later_sums=(False,) * sites,
             silence=silence,
-            was_suspended=False,
+            was_suspended=state.takes_part and state.was_suspended and max(silence) != UNKNOWN,
             watched=UNKNOWN,
             proposed=None,
             at_boundary=False,
