@@ -51,6 +51,7 @@ PROCESSES = (
     "tests/unit/checkpoint/",
     "tests/unit/data/",
     "tests/unit/launch/",
+    "tests/unit/membership/test_record_stores.py",
     "tests/unit/probe/",
     "tests/unit/runtime/",
     "tests/unit/transport/",
