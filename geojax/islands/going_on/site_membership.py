@@ -126,6 +126,8 @@ class SiteMembership:
         """Sums that were handed over, and not applied yet."""
         self._reasons: dict[int, str] = {}
         """Reason why a site is lost."""
+        self._silent: set[int] = set()
+        """Sites that this one does not hear."""
         self._said: str | None = None
 
     def begin(
@@ -270,7 +272,11 @@ class SiteMembership:
         is_silent = control.silent_seconds >= self._lease * 2 / 3
         if is_silent == (self._state.silence[site] >= 0):
             return None
-        return Silent(site) if is_silent else Heard(site)
+        if is_silent:
+            self._silent.add(site)
+            return Silent(site)
+        self._silent.discard(site)
+        return Heard(site)
 
     def _read(self, site: int, note: bytes) -> None:
         assert self._state is not None, "the run has begun"
@@ -329,11 +335,7 @@ class SiteMembership:
         """Say what has happened, and how the batch is divided."""
         record, names = self.record, self.transport.site_names
         lost = [site for site in before.members if site not in record.members]
-        reasons = [
-            f"site {names[site]} is lost "
-            f"({self._reasons.get(site, f'silent for {self._lease:g} s')})"
-            for site in lost
-        ]
+        reasons = [f"site {names[site]} is lost ({self._reason(site)})" for site in lost]
         shares = shares_of_members(len(names), record.members)
         computes = [
             f"{names[site]} computes the share{'s' * (len(own) > 1)} of "
@@ -345,6 +347,11 @@ class SiteMembership:
             f"{', '.join(reasons)}; the run goes on: {', '.join(computes)} "
             f"(membership {record.membership_id} in {self.place})"
         )
+
+    def _reason(self, site: int) -> str:
+        if site in self._silent:
+            return self._reasons.get(site, f"silent for {self._lease:g} s")
+        return self._reasons.get(site, "as another site has found")
 
     def _do(self, action: MembershipAction) -> None:
         match action:

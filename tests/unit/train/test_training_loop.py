@@ -423,8 +423,8 @@ class OnDevice:
 class DeviceRuntime(CountingRuntime):
     """A runtime whose metrics lie on a device."""
 
-    def step(self, state, batch, requests):
-        done, metrics = super().step(state, batch, requests)
+    def step(self, state, batch, requests, others):
+        done, metrics = super().step(state, batch, requests, others)
         return done, {name: OnDevice(value) for name, value in metrics.items()}
 
 
