@@ -360,7 +360,7 @@ class _Decision:
         self.set(silence=silence, watched=watched)
         self.pursue()
         if self.state.takes_part and self.state.proposed is not None:
-            self.read()  # the last swap may or may not have been done
+            self.swap(self.state.proposed)  # the last one may be done, or yet to be done
         self.ask_again()
 
     def lose(self, site: int) -> None:

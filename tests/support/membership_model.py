@@ -37,6 +37,8 @@ from geojax.membership.transition import (
 
 SITES = 3
 LEASE = 3
+STORE = SITES
+"""Receiver of a swap that is put aside."""
 NOTICED = 2
 """Ticks of silence that are noticed."""
 BITS = 24
@@ -500,6 +502,13 @@ class Model:
             spent = self.envs.values[silent[4]]
             for label, after in self.step(silent, nodes, spent, site, e.StoreUnreachable()):
                 yield (*label, f"{record} is written"), after
+            net: Net = self.nets.values[world[3]]
+            entries = (*net.aside, (site, STORE, (request, None)))
+            slow = self.nets(net._replace(aside=tuple(sorted(entries, key=repr))))
+            undone = (*world[:3], slow, self._env(world[4], "messages"))
+            spent = self.envs.values[undone[4]]
+            for label, after in self.step(undone, nodes, spent, site, e.StoreUnreachable()):
+                yield (*label, f"{record} is put aside"), after
 
     def accept(self, world: World, node: Node, env: Env, site: int) -> tuple[Any, World]:
         (membership_id, history), *rest = node.acts
@@ -631,6 +640,12 @@ class Model:
         if env.is_out and asks:
             yield ("the store is back",), (*world[:4], self.envs(env._replace(is_out=False)))
         for place, (sender, receiver, (message, handed)) in enumerate(net.aside):
+            if receiver == STORE:
+                record = self.rules.swap(env.record, message.expected, message.new)
+                aside = (*net.aside[:place], *net.aside[place + 1 :])
+                after = self.envs(env._replace(record=record))
+                yield ("late", message), (*world[:3], self.nets(net._replace(aside=aside)), after)
+                continue
             node = nodes[receiver]
             if node.state is not None and node.slept < 0 and not is_cut(env, sender, receiver):
                 aside = (*net.aside[:place], *net.aside[place + 1 :])

@@ -9,7 +9,7 @@ from support.membership_mutants import MUTANTS
 from geojax.membership.transition import RULES
 
 WALKS = 2_500
-"""Random walks of one test; four of them take 3 minutes of one core."""
+"""Random walks of one test; four of them take two to three minutes of one core."""
 
 
 @pytest.mark.parametrize(
