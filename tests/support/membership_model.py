@@ -809,7 +809,7 @@ def explore(
         model: the sites and what can happen to them.
         most_states: end after so many.
         seconds: of processor time, after which it ends.
-        progress: print a line after each number of faults.
+        progress: print lines on the way.
     """
     begin, box = packed(model.start()), model.box
     parents: dict[int, int] = {begin: begin}
@@ -834,6 +834,8 @@ def explore(
             except Violation as violation:
                 return Result(len(calm), faults, str(violation), trace(model, parents, number))
             calm.setdefault(number, number)
+            if progress and len(calm) % 100_000 == 0:
+                print(f"{len(calm):,} states, {time.process_time():.0f} s", flush=True)
         else:
             faults = used
             if progress:
