@@ -1,6 +1,8 @@
 """The settings of islands: what becomes of a run whose site is lost."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+import pydantic
 
 from geojax.paths import ResolvedPath
 from geojax.settings import Settings
@@ -10,9 +12,24 @@ class LeaseSettings(Settings):
     """The record of the sites that take part in a run; a site that is silent for
     `GEOJAX_HEARTBEAT_TIMEOUT` is taken out of it."""
 
-    path: ResolvedPath
+    path: ResolvedPath | None = None
     """File of the record, on a file system that all sites reach. It may have another path at each
     site. While the sites hear each other, none of them needs it."""
+
+    s3: Annotated[str, pydantic.Field(pattern="^s3://[^/]+/.+")] | None = None
+    """Object of the record, in place of a file: s3://bucket/key, in S3 or in a store with its
+    conditional writes. It takes the extra `s3`."""
+
+    @pydantic.model_validator(mode="after")
+    def _has_one_place(self) -> "LeaseSettings":
+        if (self.path is None) == (self.s3 is None):
+            raise ValueError("the record lies in one place; give path or s3")
+        return self
+
+    @property
+    def place(self) -> str:
+        """The path or the URL of the record."""
+        return str(self.path or self.s3)
 
 
 class LossSettings(Settings):

@@ -246,7 +246,7 @@ class RunConfig(Layout):
         required = {
             "dc.join=islands": self.dc.join == "islands",
             "dc.role=data": self.dc.role == "data",
-            "islands.lease (the file by which the sites decide)": self.islands.lease is not None,
+            "islands.lease (the record by which the sites decide)": self.islands.lease is not None,
             "adapt.replan=false": not self.adapt.replan,
         }
         missing = [name for name, holds in required.items() if not holds]

@@ -30,7 +30,7 @@ All time-outs are parts of one time T, `MemberState.lease`:
     2T/3 after `Silent`  the holder stops acting if it has not changed the record by then
     T of watching        the member that watched evicts, if the record is still the same
 
-A member whose process has ended (`Gone`) is evicted at once, by another member if it was the holder.
+A member whose process has ended (`Gone`) is evicted at once, the holder by another member.
 A returned site is admitted at the end of a step, and decides nothing before it is level.
 
 While all members hear each other, nothing of this needs the store. `docs/membership.md` says more.

@@ -56,7 +56,7 @@ class AskedStore:
             try:
                 record = request()
                 if record is None:
-                    raise UserError("islands.lease.path: the record of who takes part is gone")
+                    raise UserError("islands.lease: the record of who takes part is gone")
                 self._answers.put(RecordSeen(record))
             except UnreachableStoreError:
                 self._answers.put(StoreUnreachable())

@@ -105,7 +105,7 @@ def record_of_start(
     if store.read() != record:
         names = transport.site_names
         raise UserError(
-            f"islands.lease.path: {place} has another record at site {names[transport.site]} than "
-            f"at site {names[0]}; give all sites the same file"
+            f"islands.lease: {place} has another record at site {names[transport.site]} than "
+            f"at site {names[0]}; give all sites the same one"
         )
     return record

@@ -6,15 +6,29 @@ from typing import Any
 
 import jax
 
+from geojax.config.island_settings import LeaseSettings
 from geojax.config.run_config import RunConfig
 from geojax.errors import MissingProcessesError, UserError
 from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.going_on.steps import record_of_start
 from geojax.job.cluster_env import ProcessSettings
 from geojax.membership.file_store import FileRecordStore
-from geojax.membership.record import UnreachableStoreError
+from geojax.membership.record import RecordStore, UnreachableStoreError
+from geojax.membership.s3_store import S3RecordStore
 from geojax.train.islands.island_run import IslandRun
 from geojax.transport import CarrierTransport
+
+
+def record_store(lease: LeaseSettings, run: str) -> RecordStore:
+    """Open the record of a run by its name.
+
+    Raises:
+        UserError: the client of the store is not installed.
+    """
+    if lease.path is not None:
+        return FileRecordStore(lease.path, run)
+    assert lease.s3 is not None, "a lease has a file or an object"
+    return S3RecordStore(lease.s3, run)
 
 
 def missing_for_a_reason(
@@ -29,14 +43,14 @@ def missing_for_a_reason(
     """
     if config.islands.lease is None:
         return error
-    record, path = None, config.islands.lease.path
+    record, lease = None, config.islands.lease
     with contextlib.suppress(UserError, UnreachableStoreError):
-        record = FileRecordStore(path, config.run_directory.name).read()
+        record = record_store(lease, config.run_directory.name).read()
     if record is None or len(record.members) == len(sites):
         return error
     lost = [name for site, name in enumerate(sites) if site not in record.members]
     return MissingProcessesError(
-        f"{error}. By {path} the run goes on without site {' and '.join(lost)} (membership "
+        f"{error}. By {lease.place} the run goes on without site {' and '.join(lost)} (membership "
         f"{record.membership_id}): end it at the other sites, then start all sites again",
         error.missing,
     )
@@ -66,11 +80,11 @@ def membership_of(
             f"islands.on_loss=go_on requires one process in each site; got {count}. Give a process "
             "all devices of its site, or remove islands.on_loss"
         )
-    path = config.islands.lease.path
+    lease = config.islands.lease
     return SiteMembership(
         transport,
-        FileRecordStore(path, config.run_directory.name),
-        str(path),
+        record_store(lease, config.run_directory.name),
+        lease.place,
         processes.heartbeat_timeout_seconds,
         tell,
     )

@@ -167,7 +167,7 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
         ),
         (
             ("--mesh.dc=2", "--islands.on_loss=go_on"),
-            "islands.on_loss=go_on requires dc.join=islands and islands.lease (the file by which",
+            "islands.on_loss=go_on requires dc.join=islands and islands.lease (the record by which",
         ),
         (
             (
