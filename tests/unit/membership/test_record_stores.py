@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 
 import pytest
 
@@ -216,8 +215,8 @@ def test_an_object_store_that_refuses_or_is_away_is_unreachable(objects):
         away.swap(FIRST, EAST)
 
 
-@pytest.mark.skipif(find_spec("s3fs") is not None, reason="the client is installed")
-def test_without_the_client_a_line_says_what_to_install():
+def test_without_the_client_a_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "s3fs", None)
     with pytest.raises(UserError, match=r"s3fs is not installed; pip install 'geojax-trainer\[s3"):
         S3RecordStore("s3://runs/record.json", "mine")
 
