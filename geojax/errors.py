@@ -59,6 +59,13 @@ class LostContactError(RunError):
     """Another process of the run is gone, so that waiting for it would never end."""
 
 
+class FencedError(RunError):
+    """The run goes on at the other sites without this one.
+
+    The `geojax` command exits with code 4.
+    """
+
+
 class MissingProcessesError(RunError):
     """Some processes did not arrive in time, which another try may cure.
 

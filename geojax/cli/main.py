@@ -19,8 +19,8 @@ from typing import Any, NoReturn, get_type_hints
 import geojax
 from geojax.cli.escaping import escaped
 from geojax.cli.verbs import GROUPS, RENAMED, VERBS, arguments_class, imported, module_of
-from geojax.errors import RunError, UserError, is_disk_full
-from geojax.exit_codes import FAILURE, INTERRUPTED, UNREAD, USAGE
+from geojax.errors import FencedError, RunError, UserError, is_disk_full
+from geojax.exit_codes import FAILURE, FENCED, INTERRUPTED, UNREAD, USAGE
 from geojax.suggestions import did_you_mean
 
 _HELP = ("-h", "--help")
@@ -73,7 +73,7 @@ def run(arguments: list[str]) -> int:
         lines = [f"error: {line}" for line in error.lines]
         return _end(lines, FAILURE if is_disk_full(error) else USAGE)
     except RunError as error:
-        return _end([f"error: {error}"], FAILURE)
+        return _end([f"error: {error}"], FENCED if isinstance(error, FencedError) else FAILURE)
     except OSError as error:
         if isinstance(error, BrokenPipeError) and _is_unread():
             return UNREAD

@@ -139,7 +139,7 @@ def step_of_sites(
     try:
         everyone = meet(island, 0, 1, start_seconds, facts.model_dump_json())
     except MissingProcessesError as error:
-        raise missing_for_a_reason(error, config, island.sites) from None
+        raise missing_for_a_reason(error, config, island) from None
     devices = _devices_of_all(everyone, island, settings)
     if island.site == island.sites[0]:
         return _told_to_sites(island, everyone.key, start_seconds, lambda: resolve(devices))

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from geojax.errors import RunError
+from geojax.errors import FencedError, RunError
 from geojax.islands.actions import shares_of_members
 from geojax.islands.going_on.asked_store import AskedStore
 from geojax.islands.going_on.ticks import Ticks
@@ -170,7 +170,7 @@ class SiteMembership:
         """Wait for what is to be done of a step: compute sums, or take those of another site.
 
         Raises:
-            RunError: the run goes on without this site.
+            FencedError: the run goes on without this site.
         """
         while True:
             self.poll()
@@ -199,7 +199,7 @@ class SiteMembership:
 
         Raises:
             InterruptedStepError: the step that is under way begins again.
-            RunError: the run goes on without this site.
+            FencedError: the run goes on without this site.
         """
         self.poll()
         if self._at_work is not None and self._computing is not self._at_work:
@@ -230,7 +230,8 @@ class SiteMembership:
         """Take in what has happened, and do what follows.
 
         Raises:
-            RunError: the run goes on without this site, or has not begun and a site is lost.
+            FencedError: the run goes on without this site.
+            RunError: it has not begun, and a site is lost.
         """
         if self._state is None:
             self.transport.check()
@@ -369,7 +370,7 @@ class SiteMembership:
                 if self._kept is not None and self._kept[0] == step:
                     self._kept = None
             case StopActing(record):
-                raise RunError(
+                raise FencedError(
                     f"the run goes on without site {self.transport.site_names[self.transport.site]}"
                     f" ({self.place}: membership {record.membership_id}); end it at the other "
                     "sites, then start all sites again"

@@ -52,7 +52,7 @@ def run_step(
         The next state and the metrics, the same at all sites.
 
     Raises:
-        RunError: the run goes on without this site.
+        FencedError: the run goes on without this site.
     """
     while True:
         work = membership.work_on(step.number)

@@ -1,17 +1,18 @@
 """The membership of a site in a run that goes on without a site that is lost."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from geojax.config.island_settings import LeaseSettings
 from geojax.config.run_config import RunConfig
-from geojax.errors import MissingProcessesError, UserError
+from geojax.errors import FencedError, MissingProcessesError, RunError, UserError
 from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.going_on.steps import record_of_start
 from geojax.job.cluster_env import ProcessSettings
+from geojax.job.island_env import IslandSettings
 from geojax.membership.file_store import FileRecordStore
 from geojax.membership.record import RecordStore, UnreachableStoreError
 from geojax.membership.s3_store import S3RecordStore
@@ -32,28 +33,31 @@ def record_store(lease: LeaseSettings, run: str) -> RecordStore:
 
 
 def missing_for_a_reason(
-    error: MissingProcessesError, config: RunConfig, sites: Sequence[str]
-) -> MissingProcessesError:
+    error: MissingProcessesError, config: RunConfig, island: IslandSettings
+) -> RunError:
     """Add to an error that other sites may be in a run that goes on without one.
 
     Args:
         error: says which processes are missing at a start.
         config: the run of all sites.
-        sites: names of all.
+        island: this site, and the names of all.
+
+    Returns:
+        The error; a `FencedError` if the run goes on without this site.
     """
     if config.islands.lease is None:
         return error
     record, lease = None, config.islands.lease
     with contextlib.suppress(UserError, UnreachableStoreError):
         record = record_store(lease, config.run_directory.name).read()
-    if record is None or len(record.members) == len(sites):
+    if record is None or len(record.members) == len(island.sites):
         return error
-    lost = [name for site, name in enumerate(sites) if site not in record.members]
-    return MissingProcessesError(
+    lost = [name for site, name in enumerate(island.sites) if site not in record.members]
+    text = (
         f"{error}. By {lease.place} the run goes on without site {' and '.join(lost)} (membership "
-        f"{record.membership_id}): end it at the other sites, then start all sites again",
-        error.missing,
+        f"{record.membership_id}): end it at the other sites, then start all sites again"
     )
+    return FencedError(text) if island.site in lost else MissingProcessesError(text, error.missing)
 
 
 def membership_of(

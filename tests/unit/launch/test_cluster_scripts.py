@@ -10,6 +10,7 @@ import yaml
 from pydantic import ValidationError
 from support.jobset import JobSet
 
+from geojax.exit_codes import FENCED, USAGE
 from geojax.job.cluster_env import ProcessSettings, complete
 from geojax.job.island_env import ISLANDS_PORT, island_settings
 
@@ -245,8 +246,11 @@ def test_every_pod_of_the_jobset_learns_its_place():
     assert {place.coordinator for place in places} == {f"{hosts[0]}:61440"}
 
 
-@pytest.mark.parametrize("jobset", ["kubernetes.yaml", "kubernetes-island.yaml"])
-def test_a_jobset_restarts_but_not_after_bad_input(jobset):
+@pytest.mark.parametrize(
+    ("jobset", "final"),
+    [("kubernetes.yaml", [USAGE]), ("kubernetes-island.yaml", [USAGE, FENCED])],
+)
+def test_a_jobset_restarts_but_not_after_bad_input_or_a_fence(jobset, final):
     spec = yaml.safe_load((LAUNCH / jobset).read_text())["spec"]
     (rule,) = spec["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
@@ -254,4 +258,4 @@ def test_a_jobset_restarts_but_not_after_bad_input(jobset):
         job = replicated["template"]["spec"]
         assert job["backoffLimit"] == 0, "one pod alone cannot join a run that goes on"
         (rule,) = job["podFailurePolicy"]["rules"]
-        assert rule == {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [2]}}
+        assert rule == {"action": "FailJob", "onExitCodes": {"operator": "In", "values": final}}
