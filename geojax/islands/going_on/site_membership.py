@@ -105,7 +105,7 @@ class SiteMembership:
         tell: Callable[[int, str], None],
     ):
         self.transport = transport
-        self.store, self._asked = store, AskedStore(store)
+        self.store, self._asked = store, AskedStore(store, lease_seconds / 3)
         self.place, self._lease, self._tell = place, lease_seconds, tell
         self._state: MemberState | None = None
         self._ticks = Ticks()
