@@ -1,4 +1,4 @@
-"""Runs with real processes: nine of them in continuous integration, all with --all."""
+"""Runs with real processes: ten of them in continuous integration, all with --all."""
 
 import pytest
 from support.island_jobs import SETTINGS
@@ -11,6 +11,8 @@ RING = {
     # Killed.
     "test_launch.py::test_whatever_fails_the_run_goes_on_as_one_process_would",
     "test_islands.py::test_a_lost_site_ends_the_run_and_is_named",
+    # Killed, and the others go on; of three sites the first.
+    "test_going_on.py::test_the_others_go_on_with_the_same_bits_and_all_resume",
     # Equal to one process.
     "test_train.py::test_a_run_leaves_everything_behind",
     "test_islands.py::test_two_jobs_train_as_one_program",
@@ -19,7 +21,7 @@ RING = {
     # A model of anybody's modules.
     "test_runs_of_own_models.py::test_a_state_space_trains_in_one_program_and_resumes_to_the_bit",
 }
-"""Both joins: nine runs, one of which is a test with two parameters."""
+"""Both joins: ten runs, one of which is a test with two parameters."""
 
 
 def pytest_collection_modifyitems(items):
