@@ -42,3 +42,8 @@ class LossSettings(Settings):
 
     lease: LeaseSettings | None = None
     """The record by which the sites decide who goes on. null: none, with on_loss "restart"."""
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the other sites go on without one that is lost."""
+        return self.on_loss == "go_on"

@@ -115,6 +115,11 @@ def shares_of_members(sites: int, members: Sequence[int]) -> Shares:
     ]
 
 
+def most_shares(sites: int) -> int:
+    """Return the most shares that a site computes while another one takes part too."""
+    return max(map(len, shares_of_members(sites, range(min(sites, 2)))))
+
+
 def breadth_first(chunks: int, microbatches: int, held: int) -> Schedule:
     """Order the work of a site whose chunks are all its own, so that buckets leave early.
 

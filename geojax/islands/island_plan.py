@@ -52,7 +52,7 @@ def island_plan(config: RunConfig, layout: Layout, mesh: Mesh) -> StepPlan:
         plan,
         mesh=mesh,
         islands=config.mesh.dc,
-        goes_on=config.islands.on_loss == "go_on",
+        goes_on=config.islands.goes_on,
         overlap_grad_reduce=False,
     )
 

@@ -315,6 +315,7 @@ class _Decision:
         return tuple(site for site in self.record.members if site != self.state.site)
 
     def set(self, **changes: object) -> None:
+        # mypy cannot check keywords that come as a mapping.
         self.state = self.state._replace(**changes)  # type: ignore[arg-type]
 
     def say(self, reason: str) -> None:

@@ -99,7 +99,7 @@ def joined_sites(
     """
     stages, groups = plan.mesh.shape["stage"], process_groups(plan.mesh)
     shared = shared_settings(config, step.digest, contents)
-    goes_on = config.islands.on_loss == "go_on"
+    goes_on = config.islands.goes_on
     if goes_on:  # the sites evict each other after the same time
         shared[HEARTBEAT_VARIABLE] = processes.heartbeat_timeout_seconds
     members = Membership(
