@@ -4,10 +4,12 @@ import json
 from typing import Any
 
 from geojax.errors import RunError
-from geojax.membership.events import HandedOver, MembershipMessage, Refusal, Turn
+from geojax.membership.events import HandedOver, JoinRequest, MembershipMessage, Refusal, Turn
 from geojax.membership.record import MembershipRecord
 
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Turn, HandedOver, Refusal)}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Turn, HandedOver, JoinRequest, Refusal)}
+_MOST = 2**53
+"""Numbers of steps and records are smaller: another program may read JSON's numbers as floats."""
 
 
 def as_note(message: MembershipMessage) -> bytes:
@@ -26,11 +28,37 @@ def message_of(note: bytes, sender: int) -> MembershipMessage:
         RunError: it is none.
     """
     try:
-        kind, *fields = json.loads(note)
-        message = _KINDS[kind](*fields)
-        membership_id, members, holder = message.record
-        record = MembershipRecord(int(membership_id), tuple(map(int, members)), int(holder))
+        kind, *values = json.loads(note)
+        types = _KINDS[kind].__annotations__.values()
+        fields = (_checked(value, type_) for value, type_ in zip(values, types, strict=True))
+        message: MembershipMessage = _KINDS[kind](*fields)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise RunError(f"site {sender} has sent a note that is none of this version") from None
-    made: MembershipMessage = message._replace(sender=sender, record=record)
-    return made
+    return message._replace(sender=sender)
+
+
+def _checked(value: Any, type_: type) -> Any:
+    """Return a field of a message.
+
+    Raises:
+        ValueError, TypeError: it is something else.
+    """
+    if type_ is MembershipRecord:
+        membership_id, members, holder = value
+        record = MembershipRecord(
+            _number(membership_id), tuple(map(_number, members)), _number(holder)
+        )
+        if record.members != tuple(sorted(set(record.members))) or holder not in record.members:
+            raise ValueError("the members of a record ascend, and the holder is one")
+        return record
+    if type_ is int:
+        return _number(value)
+    if type(value) is not bool:
+        raise TypeError("a truth value is meant")
+    return value
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MOST:
+        raise ValueError("a number that counts something is meant")
+    return value

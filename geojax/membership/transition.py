@@ -31,15 +31,16 @@ All time-outs are parts of one time T, `MemberState.lease`:
     T of watching        the member that watched evicts, if the record is still the same
 
 A member whose process has ended (`Gone`) is evicted at once, the holder by another member.
-A returned site is admitted at the end of a step, and decides nothing before it is level.
+A returned site is admitted at the end of a step, and decides nothing before it is level. Until then
+it follows: `geojax.membership.following` says how. The holder's caller keeps for it, by the state:
+
+    queued_from          copies of the sums of the steps from here to the last one; 0: none
+    handed               the state after this step, until the follower has it; 0: none
 
 While all members hear each other, nothing of this needs the store. `docs/membership.md` says more.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
 
 from geojax.membership.events import (
     ApplySums,
@@ -69,112 +70,29 @@ from geojax.membership.events import (
     Turn,
     WaitFor,
 )
-from geojax.membership.record import MembershipRecord, swapped
-
-UNKNOWN = -1
-HALF_HEARD = -0.5
-
-
-class MemberState(NamedTuple):
-    """A site's knowledge of who takes part; entries of tuples are by site."""
-
-    site: int
-    last_step: int
-    lease: float
-    """T, in seconds."""
-    record: MembershipRecord | None
-    """Newest record that this site has seen."""
-    takes_part: bool
-    applied: int
-    """Steps in the state on the devices."""
-    committed: int
-    """Last step that this site has acted on, which its own save has."""
-    acted_under: int
-    """The membership_id of the last act: what an older record stopped is done again."""
-    kept: int
-    """Step whose sums are kept; 0: none."""
-    computing: bool
-    joining: bool
-    """This site was admitted, and is not level with the other members yet."""
-    levels: tuple[int, ...]
-    """Steps that each member has applied, as it says under this record; -1: not yet."""
-    has_sums: tuple[bool, ...]
-    """The sums of this site's next step have come from a member."""
-    later_sums: tuple[bool, ...]
-    """The sums of the step after that have come from a member, which has been faster."""
-    silence: tuple[float, ...]
-    """Seconds since `Silent`; -1: heard; -0.5: heard, and does not say the same of this site yet;
-    infinite: its process has ended."""
-    was_suspended: bool = False
-    """The process stood still for 2T/3 or more, and has not heard all members since."""
-    watched: float = UNKNOWN
-    """Seconds for which the record is known to be unchanged; -1: not watched."""
-    store_asked: bool = False
-    proposed: MembershipRecord | None = None
-    """Record of the last swap, by which its success is known."""
-    at_boundary: bool = False
-    """The next step waits for the answer to a swap that admits a site."""
-    follower: int | None = None
-    """Returned site that is being handed sums."""
-    followed: int = 0
-    """The membership_id under which this returned site was handed its state; 0: its own save."""
-    requests: tuple[int, ...] = ()
-    """Steps in the saves of returned sites under this record; -1: not returned."""
-
-
-@dataclass(frozen=True)
-class MembershipRules:
-    """The rules on which safety rests, one a field, so that a test can replace each by a wrong one.
-
-    `swap` and `admits_act` are for the store and for whoever receives saves and metrics.
-    """
-
-    swap: Callable[[MembershipRecord, MembershipRecord, MembershipRecord], MembershipRecord] = (
-        swapped
-    )
-    admits_act: Callable[[int, int], bool] = lambda newest, membership_id: membership_id >= newest
-    """An act with an older id than the newest one known is refused."""
-    is_older: Callable[[MembershipRecord, MembershipRecord], bool] = lambda theirs, mine: (
-        theirs.membership_id < mine.membership_id
-    )
-    is_acknowledged: Callable[[MemberState], bool] = lambda state: all(
-        state.levels[site] >= state.applied for site in _members(state)
-    )
-    """A step is acted on when every member has said, with the next step's sums, that it has it."""
-    is_expired: Callable[[MemberState], bool] = lambda state: (
-        state.watched >= state.lease or state.silence[_holder(state)] == math.inf
-    )
-    """A holder that is silent may act for a time; one whose process has ended does not."""
-    holder_may_act: Callable[[MemberState], bool] = lambda state: (
-        max(state.silence) < state.lease * 2 / 3
-    )
-    may_evict: Callable[[MemberState], bool] = lambda state: not state.joining
-    """An admitted site may lack a step that the others have committed."""
-    evicts_by_store: bool = True
-    """A member is evicted by compare-and-set alone."""
-    levels_of_new_record: Callable[[MemberState], tuple[tuple[int, ...], tuple[bool, ...]]] = (
-        lambda state: ((UNKNOWN,) * len(state.levels), (False,) * len(state.levels))
-    )
-    """Sums that came under one record are not used under the next."""
-    takes_sums: Callable[[int, int], bool] = lambda applied, step: step == applied + 1
-    """Handed sums are applied to the state before their step, once."""
-
-
-RULES = MembershipRules()
-
-
-def _holder(state: MemberState) -> int:
-    assert state.record is not None, "a site that takes part has a record"
-    return state.record.holder
-
-
-def _members(state: MemberState) -> tuple[int, ...]:
-    assert state.record is not None, "a site that takes part has a record"
-    return state.record.members
+from geojax.membership.following import begun_again, lags, overflows, served, without_follower
+from geojax.membership.member_state import (
+    HALF_HEARD,
+    JOIN_PAUSE_SECONDS,
+    MOST_QUEUED_STEPS,
+    UNKNOWN,
+    MemberState,
+    members_of,
+)
+from geojax.membership.membership_rules import RULES, MembershipRules
+from geojax.membership.record import MembershipRecord
 
 
 def member(
-    site: int, sites: int, record: MembershipRecord, *, last_step: int, lease: float, saved: int = 0
+    site: int,
+    sites: int,
+    record: MembershipRecord,
+    *,
+    last_step: int,
+    lease: float,
+    saved: int = 0,
+    most_queued: int = MOST_QUEUED_STEPS,
+    join_pause: float = JOIN_PAUSE_SECONDS,
 ) -> tuple[MemberState, tuple[MembershipAction, ...]]:
     """Return a site's state and first actions at the start of a run at which all members have met.
 
@@ -185,8 +103,18 @@ def member(
         last_step: last step of the run.
         lease: T, in seconds.
         saved: step of the state, the same at all sites.
+        most_queued: most steps whose sums are held for a returned site, besides the last one.
+        join_pause: longest pause for a returned site that does not become level, in seconds.
     """
-    state, _ = returned(site, sites, last_step=last_step, lease=lease, saved=saved)
+    state, _ = returned(
+        site,
+        sites,
+        last_step=last_step,
+        lease=lease,
+        saved=saved,
+        most_queued=most_queued,
+        join_pause=join_pause,
+    )
     levels = tuple(saved if site in record.members else UNKNOWN for site in range(sites))
     state = state._replace(
         record=record,
@@ -200,7 +128,14 @@ def member(
 
 
 def returned(
-    site: int, sites: int, *, last_step: int, lease: float, saved: int
+    site: int,
+    sites: int,
+    *,
+    last_step: int,
+    lease: float,
+    saved: int,
+    most_queued: int = MOST_QUEUED_STEPS,
+    join_pause: float = JOIN_PAUSE_SECONDS,
 ) -> tuple[MemberState, tuple[MembershipAction, ...]]:
     """Return the state and the first actions of a site that returns, with its newest save.
 
@@ -210,6 +145,8 @@ def returned(
         last_step: last step of the run.
         lease: T, in seconds.
         saved: last step that it has committed; 0: it has no save.
+        most_queued: most steps whose sums are held for a returned site, besides the last one.
+        join_pause: longest pause for a returned site that does not become level, in seconds.
     """
     unknown = (UNKNOWN,) * sites
     state = MemberState(
@@ -230,6 +167,8 @@ def returned(
         silence=unknown,
         store_asked=True,
         requests=unknown,
+        most_queued=most_queued,
+        join_pause=join_pause,
     )
     return state, (ReadRecord(),)
 
@@ -238,7 +177,7 @@ def may_act(state: MemberState, rules: MembershipRules = RULES) -> bool:
     """Return True if a site may save, publish metrics and send."""
     if not state.takes_part or state.joining:
         return False
-    if all(state.silence[site] == UNKNOWN for site in _members(state)):
+    if all(state.silence[site] == UNKNOWN for site in members_of(state)):
         return True
     is_holder = state.record is not None and state.record.holder == state.site
     return is_holder and not state.was_suspended and rules.holder_may_act(state)
@@ -280,8 +219,10 @@ class _Decision:
             case Elapsed(seconds):
                 self.elapse(seconds)
             case Silent(site):
-                if state.takes_part and site in _members(state) and state.silence[site] < 0:
+                if state.takes_part and site in members_of(state) and state.silence[site] < 0:
                     self.set(silence=_replaced(state.silence, site, 0))
+                elif site == state.follower:
+                    self.leave(f"site {site}, which is to return, is silent")
             case Gone(site):
                 self.lose(site)
             case Heard(site, counts_back):
@@ -366,12 +307,17 @@ class _Decision:
         if self.state.takes_part and self.state.proposed is not None:
             self.swap(self.state.proposed)  # the last one may be done, or yet to be done
         self.ask_again()
+        self.wait_for_follower(seconds)
 
     def lose(self, site: int) -> None:
         state = self.state
         if state.takes_part and site in self.others:
             self.set(silence=_replaced(state.silence, site, math.inf))
             self.pursue()
+        else:
+            self.set(paused_for=tuple(other for other in state.paused_for if other != site))
+            if site == state.follower:
+                self.leave(f"site {site}, which was to return, has ended")
 
     def hear(self, site: int, level: float) -> None:
         state = self.state
@@ -475,6 +421,7 @@ class _Decision:
         sites = len(state.levels)
         levels, has_sums = self.rules.levels_of_new_record(state)
         known = state.record.members if state.takes_part and state.record is not None else ()
+        paused_for = tuple(site for site in state.paused_for if site not in record.members)
         newly = 0 if state.takes_part and state.was_suspended else UNKNOWN
         silence = tuple(
             UNKNOWN if site not in record.members else age if site in known else newly
@@ -495,10 +442,11 @@ class _Decision:
             watched=UNKNOWN,
             proposed=None,
             at_boundary=False,
-            follower=None,
             followed=0,
             requests=(UNKNOWN,) * sites,
+            paused_for=paused_for,
         )
+        self.state = without_follower(self.state)
         for site in self.others:
             self.send(site, self.turn())
         self.pursue()
@@ -514,6 +462,8 @@ class _Decision:
             last_step=state.last_step,
             lease=state.lease,
             saved=state.committed,
+            most_queued=state.most_queued,
+            join_pause=state.join_pause,
         )
         self.set(**fresh._replace(record=record, store_asked=state.store_asked)._asdict())
         if state.applied != state.committed:
@@ -584,7 +534,7 @@ class _Decision:
             return
         if state.takes_part:
             self.after_step()
-            self.set(follower=None)
+            self.state = without_follower(self.state)
             self.go_on()
         else:
             self.set(followed=handed.record.membership_id)
@@ -614,9 +564,9 @@ class _Decision:
                 self.actions.append(ApplySums(step, self.record.membership_id, source=None))
                 self.set(applied=step, kept=step)
                 self.after_step()
-                self.admit()
+                self.lead()
                 continue
-            begun = state.computing or state.has_sums[state.site]
+            begun = state.computing or state.has_sums[state.site] or state.paused >= 0
             if not begun and min(levels) >= 0 and max(levels) <= state.applied:
                 self.set(computing=True)
                 self.actions.append(ComputeSums(self.record, state.applied + 1))
@@ -637,15 +587,88 @@ class _Decision:
         if state.applied == state.last_step:
             self.offer()
 
-    def admit(self) -> None:
-        """Admit a returned site that was level before this step: its turn lacks one step's sums."""
+    # A returned site, which this holder serves.
+
+    def serve(self, request: JoinRequest) -> None:
         state = self.state
-        follower = state.follower
-        self.set(follower=None)
+        if state.follower not in (None, request.sender):
+            if state.requests[request.sender] < 0:
+                applied = _replaced(state.requests, request.sender, request.applied)
+                self.set(requests=applied)
+                self.say(f"site {request.sender} returns after site {state.follower} has")
+            return
+        self.state, handed_over = served(state, request, self.rules)
+        for message in handed_over:
+            self.send(request.sender, message)
+        self.end_pause()
+
+    def lead(self) -> None:
+        """Admit the follower if it was level before this step, or else send it the step's sums."""
+        state = self.state
+        if state.follower is None or not state.queued_from:
+            return
+        if self.rules.is_level(state, state.applied - 1):
+            if self.admit():
+                return
+            self.set(level_at=state.applied)
+        message = HandedOver(state.site, self.record, state.applied, whole=False)
+        self.send(state.follower, message)
+        state = self.state
+        may_pause = state.follower not in state.paused_for and state.applied < state.last_step
+        if lags(state) and may_pause:
+            self.set(paused=0.0, paused_for=(*state.paused_for, state.follower))
+            self.say(f"for site {state.follower} to become level, {state.join_pause:g} s at most")
+        elif overflows(state):
+            self.state = begun_again(state)
+            self.say(
+                f"site {state.follower} takes the state anew; it lacked more than "
+                f"{state.most_queued} steps"
+            )
+
+    def admit(self) -> bool:
+        """Admit the follower, which lacks the sums of the last step at most.
+
+        Returns:
+            False if that must wait.
+        """
+        state = self.state
+        assert state.follower is not None, "there is a site to admit"
         undisturbed = max(state.silence) == UNKNOWN and not state.store_asked
-        if follower is not None and undisturbed and state.applied < state.last_step and state.kept:
-            self.set(at_boundary=True)
-            self.swap(self.record.with_site(follower))
+        if not undisturbed or state.applied == state.last_step:
+            return False
+        self.set(at_boundary=True)
+        self.swap(self.record.with_site(state.follower))
+        return True
+
+    def end_pause(self) -> None:
+        """Admit the follower if the members have paused until it is level."""
+        state = self.state
+        if state.paused >= 0 and self.rules.is_level(state, state.applied):
+            self.admit()
+
+    def wait_for_follower(self, seconds: float) -> None:
+        state = self.state
+        if state.follower is None:
+            return
+        unasked, paused = state.unasked + seconds, state.paused
+        if paused >= 0:
+            paused += seconds
+        if unasked >= state.lease:
+            self.leave(f"site {state.follower}, which is to return, is silent")
+        elif paused >= state.join_pause:
+            self.leave(
+                f"no more for site {state.follower}, which is not level after a pause of "
+                f"{state.join_pause:g} s"
+            )
+        else:
+            self.set(unasked=unasked, paused=paused)
+            self.end_pause()
+
+    def leave(self, reason: str) -> None:
+        """Serve the follower no more, and go on."""
+        self.state = without_follower(self.state)
+        self.say(reason)
+        self.go_on()
 
     def commit(self) -> None:
         """Act on the last step when all members have it, and drop its sums.
@@ -691,11 +714,8 @@ class _Decision:
             self.recover()
         elif request.sender in self.others:
             self.lose(request.sender)  # its process has ended and begun again
-        elif self.record.holder == state.site and state.follower in (None, request.sender):
-            is_level = request.follows and request.applied == state.applied
-            if not is_level:
-                self.hand_over(request.sender, request.applied)
-            self.set(follower=request.sender if is_level else None)
+        elif self.record.holder == state.site:
+            self.serve(request)
 
     def recover(self) -> None:
         """Begin again from the newest save, when all sites of the run have lost their states.

@@ -22,18 +22,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
 
 from geojax.membership import events as e
+from geojax.membership.member_state import UNKNOWN, MemberState
+from geojax.membership.membership_rules import RULES, MembershipRules
 from geojax.membership.record import MembershipRecord
-from geojax.membership.transition import (
-    RULES,
-    UNKNOWN,
-    MembershipRules,
-    MemberState,
-    keeps,
-    may_act,
-    member,
-    returned,
-    transition,
-)
+from geojax.membership.transition import keeps, may_act, member, returned, transition
 
 SITES = 3
 LEASE = 3
@@ -209,7 +201,8 @@ class Model:
         for action in actions:
             match action:
                 case e.SendTo(site, message):
-                    handed = history if isinstance(message, e.HandedOver) else None
+                    is_handed = isinstance(message, e.HandedOver)
+                    handed = history[: message.step] if is_handed else None
                     sends.append((state.site, site, message, handed))
                 case e.ReadRecord() | e.SwapRecord():
                     assert request is None, "one request to the store at a time"

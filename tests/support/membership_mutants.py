@@ -4,7 +4,7 @@ import dataclasses
 
 from support.membership_model import LEASE, Box
 
-from geojax.membership.transition import RULES, MembershipRules
+from geojax.membership.membership_rules import RULES, MembershipRules
 
 NONE = Box(crashes=0, returns=0, partitions=0, messages=0, pauses=0, outages=0)
 

@@ -6,7 +6,7 @@ import pytest
 from support.membership_model import Box, Model, explore, shown, walk
 from support.membership_mutants import MUTANTS
 
-from geojax.membership.transition import RULES
+from geojax.membership.membership_rules import RULES
 
 WALKS = 2_500
 """Random walks of one test; four of them take two to three minutes of one core."""
