@@ -232,7 +232,7 @@ class _Decision:
             case RecordSeen(record):
                 self.see(record)
             case StoreUnreachable():
-                self.set(store_asked=False, at_boundary=False)
+                self.set(store_asked=False, at_boundary=False, paused=UNKNOWN)
                 self.say("the store of the record does not answer")
                 self.go_on()
             case SumsReady(membership_id, step):

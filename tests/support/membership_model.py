@@ -5,6 +5,8 @@
 Time is a tick of a third of the lease. It passes only when nothing is left to deliver, to answer or
 to notice, which is the assumption that those take less than a third of the lease. Faults break it:
 a message that is put aside comes at any later time, and a process that is paused wakes at any time.
+A state takes longer than that: it crosses while its sender applies steps, or until nothing else is
+left to happen.
 """
 
 import argparse
@@ -56,6 +58,11 @@ class Box(NamedTuple):
     """Holder of the first record; sites take their turns in the order of their numbers."""
     members: int = SITES
     """Members of the first record; the other sites have returned."""
+    crossing: int = 1
+    """Steps that a holder applies while its state crosses to a returned site."""
+    most_queued: int = 1
+    join_pause: int = 1
+    """Ticks."""
     order: str = "turns"
     """rounds: all sites take their turns, and then a fault may happen; turns: a fault may happen
     between any two turns, and in them; any: each event of each site may be the next."""
@@ -106,6 +113,7 @@ class Net(NamedTuple):
     """Messages on their way, in order for each pair, and those that were put aside."""
 
     queues: tuple[tuple[Any, ...], ...]
+    """Of each pair, and then again of each pair for states, which pass no message."""
     aside: tuple[Any, ...]
 
 
@@ -118,8 +126,22 @@ CUTS = (
 """The links that are cut: none, those of a site, or one."""
 
 
-def queue_of(sender: int, receiver: int) -> int:
-    return sender * SITES + receiver
+def queue_of(sender: int, receiver: int, message: Any = None) -> int:
+    return is_state(message) * SITES**2 + sender * SITES + receiver
+
+
+def is_state(message: Any) -> bool:
+    return isinstance(message, e.HandedOver) and message.whole
+
+
+def queues_to(site: int) -> list[int]:
+    """List the queues to a site."""
+    return [index for index in range(SITES**2 * 2) if index % SITES == site]
+
+
+def pair_of(index: int) -> tuple[int, int]:
+    """Return the sender and the receiver of a queue."""
+    return divmod(index % SITES**2, SITES)
 
 
 class Interned:
@@ -152,6 +174,8 @@ class Model:
         self._changed: dict[tuple[Any, ...], int] = {}
         self._agree: dict[tuple[int, int], bool] = {}
         self._permitted: dict[tuple[int, int], bool] = {}
+        self.reached: set[str] = set()
+        """What returned sites and their holders have done in any state."""
 
     def start(self) -> World:
         box = self.box
@@ -159,7 +183,10 @@ class Model:
         nodes = []
         for site in range(SITES):
             if site in record.members:
-                state, _ = member(site, SITES, record, last_step=box.steps, lease=LEASE)
+                state, _ = member(
+                    site, SITES, record, last_step=box.steps, lease=LEASE,
+                    most_queued=box.most_queued, join_pause=box.join_pause,
+                )  # fmt: skip
                 nodes.append(self.nodes(Node(state)))
             else:
                 nodes.append(self._returned(site, ()))
@@ -167,14 +194,15 @@ class Model:
             record, (), False, box.crashes, box.returns, box.messages, box.pauses, box.partitions,
             0, box.outages, False, box.faults,
         )  # fmt: skip
-        net = Net(((),) * SITES**2, ())
+        net = Net(((),) * SITES**2 * 2, ())
         return (*nodes, self.nets(net), self.envs(env))
 
     def _returned(self, site: int, saved: tuple[int, ...]) -> int:
         """Return a site that has begun with its save."""
         state, (request,) = returned(
-            site, SITES, last_step=self.box.steps, lease=LEASE, saved=len(saved)
-        )
+            site, SITES, last_step=self.box.steps, lease=LEASE, saved=len(saved),
+            most_queued=self.box.most_queued, join_pause=self.box.join_pause,
+        )  # fmt: skip
         return self.nodes(Node(state, saved, saved, request))
 
     # One site.
@@ -224,6 +252,8 @@ class Model:
                     saved = history[:step]
                     acts = (*acts, (membership_id, saved))
         assert state.applied == len(history), "the state has the steps that it says"
+        check_follower(node.state, state, actions)
+        self.reached |= set(reached(node.state, state, event, actions))
         return Node(state, history, saved, request, node.slept, acts), tuple(sends)
 
     # The whole.
@@ -231,7 +261,8 @@ class Model:
     def sent(self, net: int, env: Env, nodes: list[Node], sends: tuple) -> int:
         for sender, receiver, message, handed in sends:
             if nodes[receiver].state is not None and not is_cut(env, sender, receiver):
-                net = self._enqueued(net, queue_of(sender, receiver), (message, handed))
+                index = queue_of(sender, receiver, message)
+                net = self._enqueued(net, index, (message, handed))
         return net
 
     def _enqueued(self, net: int, index: int, message: Any) -> int:
@@ -262,9 +293,7 @@ class Model:
             yield label, next_world
             # What follows the first are its variants with a fault, and other orders.
         if not calm:
-            ticked = self.tick(world, nodes, env)
-            if ticked != world:
-                yield ("a third of the lease passes",), ticked
+            yield from self.wait(world, nodes, net, env)
         yield from self.faults(world, nodes, net, env)
 
     def drawn(self, world: World, draw: random.Random) -> tuple[Any, World] | None:
@@ -285,9 +314,9 @@ class Model:
             choices = [choice for choice in events if not is_fault(choice[0])]
             if choices:
                 return draw.choice(choices)
-        ticked = self.tick(world, nodes, env)
-        if ticked != world:
-            return ("a third of the lease passes",), ticked
+        waited = next(self.wait(world, nodes, net, env), None)
+        if waited is not None:
+            return waited
         choices = list(self.faults(world, nodes, net, env))
         return draw.choice(choices) if choices else None
 
@@ -351,8 +380,7 @@ class Model:
             yield self.accept(world, node, env, site)
         if node.request is not None:
             yield from self.answer(world, nodes, env, site)
-        for sender in range(SITES):
-            index = queue_of(sender, site)
+        for index in queues_to(site):
             if net.queues[index]:
                 message, handed = net.queues[index][0]
                 left = self._without(world[3], index, 0, aside=False)
@@ -377,11 +405,12 @@ class Model:
         node, start = nodes[site], world
         labels: list[Any] = []
         crashes: list[tuple[Any, World]] = []
-        queues = [queue_of(sender, site) for sender in range(SITES)]
+        queues = queues_to(site)
         waiting = [
             (index, entry)
             for index in queues
             for entry in net.queues[index][: None if counts is None else counts[index]]
+            if self.has_crossed(nodes, net, index)
         ]
 
         def happen(steps: Iterator[tuple[Any, World]]) -> None:
@@ -425,6 +454,32 @@ class Model:
             for place in range(len(net.queues[index])):
                 yield from self.lose(start, self.envs.values[start[4]], index, place)
 
+    def has_crossed(self, nodes: list[Node], net: Net, index: int) -> bool:
+        """Return True unless a queue has a state that is still on its way."""
+        state = nodes[pair_of(index)[0]].state
+        crosses = index >= SITES**2 and state is not None and state.takes_part
+        last_step = (
+            max((message.step for message, _ in net.queues[index]), default=0) if crosses else 0
+        )
+        return not crosses or state.applied >= last_step + self.box.crossing
+
+    def wait(
+        self, world: World, nodes: list[Node], net: Net, env: Env
+    ) -> Iterator[tuple[Any, World]]:
+        """Yield what happens when sites wait: a state arrives, or else time passes."""
+        for index, queue in enumerate(net.queues):
+            _, site = pair_of(index)
+            if queue and nodes[site].slept < 0:
+                message, handed = queue[0]
+                left = self._without(world[3], index, 0, aside=False)
+                event = e.Received(message)
+                yield from self.step(world, nodes, env, site, event, handed, net=left)
+                yield from self.lose(world, env, index, 0)
+                return
+        ticked = self.tick(world, nodes, env)
+        if ticked != world:
+            yield ("a third of the lease passes",), ticked
+
     def lose(self, world: World, env: Env, index: int, place: int) -> Iterator[tuple[Any, World]]:
         """Yield the loss of a message, and its being put aside to come at any later time."""
         if env.messages:
@@ -442,7 +497,7 @@ class Model:
             queue = net.queues[index]
             entries = net.aside
             if aside:
-                entry = (index // SITES, index % SITES, queue[place])
+                entry = (*pair_of(index), queue[place])
                 entries = tuple(sorted((*entries, entry), key=repr))
             queue = (*queue[:place], *queue[place + 1 :])
             queues = (*net.queues[:index], queue, *net.queues[index + 1 :])
@@ -458,6 +513,7 @@ class Model:
             number, sends = self.perform(world[site], event, handed)
         except Violation as violation:
             raise Violation(f"site {site}: {event}\n{violation}") from None
+        check_admission(nodes, self.nodes.values[number], site, event)
         numbers = [*world[:site], number, *world[site + 1 : SITES]]
         if isinstance(event, e.Silent) and is_cut(env, site, event.site):
             # Two thirds of the lease have passed, which a process that is paused has slept.
@@ -531,27 +587,34 @@ class Model:
                 numbers[site] = self.nodes(node._replace(slept=min(node.slept + 1, LEASE)))
                 continue
             numbers[site], sends = self.perform(world[site], e.Elapsed(1))
+            check_admission(nodes, self.nodes.values[numbers[site]], site, e.Elapsed(1))
             net = self.sent(net, env, nodes, sends)
         return (*numbers, net, world[4])
 
     def crash(self, world: World, node: Node, env: Env, site: int) -> World:
         return (
             *world[:site], self._dead(node), *world[site + 1 : SITES],
-            self._without_messages_to(world[3], site), self._env(world[4], "crashes"),
+            self._without_messages_of(world[3], site), self._env(world[4], "crashes"),
         )  # fmt: skip
 
     def _dead(self, node: Node) -> int:
         return self.nodes(Node(None, saved=node.saved))
 
-    def _without_messages_to(self, number: int, site: int) -> int:
+    def _without_messages_of(self, number: int, site: int) -> int:
+        """Return the net after a crash: messages to the site are gone, and states on their way."""
         after = self._changed.get((number, site))
         if after is None:
             net: Net = self.nets.values[number]
-            queues = list(net.queues)
-            for other in range(SITES):
-                queues[queue_of(other, site)] = ()
-            aside = tuple(entry for entry in net.aside if entry[1] != site)
-            after = self._changed[number, site] = self.nets(Net(tuple(queues), aside))
+            queues = tuple(
+                () if site in pair_of(index)[0 if index >= SITES**2 else 1 :] else queue
+                for index, queue in enumerate(net.queues)
+            )
+            aside = tuple(
+                (sender, receiver, entry)
+                for sender, receiver, entry in net.aside
+                if receiver != site and (sender != site or not is_state(entry[0]))
+            )
+            after = self._changed[number, site] = self.nets(Net(queues, aside))
         return after
 
     def _turned(self, number: int, site: int) -> int:
@@ -593,9 +656,16 @@ class Model:
             if node.state is None:
                 if env.returns:
                     fresh = self._returned(site, node.saved)
+                    # A new start has new links, on which no earlier request comes.
+                    aside = tuple(
+                        entry
+                        for entry in net.aside
+                        if entry[0] != site or not isinstance(entry[2][0], e.JoinRequest)
+                    )
+                    left = self.nets(net._replace(aside=aside))
                     after = self._env(world[4], "returns")
                     yield (site, "returns"), (
-                        *world[:site], fresh, *world[site + 1 : 4], after,
+                        *world[:site], fresh, *world[site + 1 : 3], left, after,
                     )  # fmt: skip
                 continue
             if env.crashes:
@@ -613,7 +683,7 @@ class Model:
         for cut in range(1, len(CUTS)) if env.partitions else ():
             after = self._env(world[4], "partitions", cut=cut)
             queues = tuple(
-                () if is_cut(self.envs.values[after], *divmod(index, SITES)) else queue
+                () if is_cut(self.envs.values[after], *pair_of(index)) else queue
                 for index, queue in enumerate(net.queues)
             )
             yield (CUTS[cut], "is cut"), (*world[:3], self.nets(Net(queues, net.aside)), after)
@@ -761,6 +831,12 @@ def notices(nodes: list[Node], env: Env, site: int) -> Iterator[Any]:
                     yield e.Heard(other, counts_back)
         elif not is_heard and age < 0:
             yield e.Silent(other)
+    for other in {*state.paused_for, *([] if state.follower is None else [state.follower])}:
+        node = nodes[other]
+        if node.state is None or node.state.record is None:
+            yield e.Silent(other) if is_cut(env, site, other) else e.Gone(other)
+        elif other == state.follower and (is_cut(env, site, other) or node.slept >= NOTICED):
+            yield e.Silent(other)
 
 
 def has_ended(node: Node, record: MembershipRecord) -> bool:
@@ -768,6 +844,68 @@ def has_ended(node: Node, record: MembershipRecord) -> bool:
     if node.state is None:
         return True
     return not node.state.takes_part and node.slept < 0 and node.state.record in (None, record)
+
+
+def held(state: MemberState) -> set[int]:
+    """Return the steps whose sums a holder's caller has for its follower."""
+    return set(range(state.queued_from, state.applied + 1)) if state.queued_from else set()
+
+
+def check_follower(before: MemberState, after: MemberState, actions: tuple[Any, ...]) -> None:
+    """Check that a site hands over what its caller has alone, and not too much of that."""
+    applied = {action.step for action in actions if isinstance(action, e.ApplySums)}
+    if not held(after) <= held(before) | applied:
+        raise Violation(f"site {after.site} must have sums that it did not keep: {after}")
+    if len(held(after)) > after.most_queued + 1:
+        raise Violation(f"site {after.site} keeps too many sums: {after}")
+    for action in actions:
+        if not (isinstance(action, e.SendTo) and isinstance(action.message, e.HandedOver)):
+            continue
+        step, whole = action.message.step, action.message.whole
+        has_state = step == (after.handed if action.site == after.follower else after.applied)
+        has_sums = step in held(before) | held(after) | applied | {before.kept, after.kept}
+        if not (has_state if whole else has_sums):
+            raise Violation(f"site {after.site} hands over what it has not: {action}")
+
+
+def check_admission(nodes: list[Node], holder: Node, site: int, event: Any) -> None:
+    """Check that a site that is to be admitted lacks no more than the last step."""
+    swap, before = holder.request, nodes[site]
+    is_new = before.request != swap or isinstance(event, e.RecordSeen | e.StoreUnreachable)
+    if not (is_new and isinstance(swap, e.SwapRecord)) or (
+        isinstance(event, e.Elapsed) and before.state.proposed == swap.new
+    ):
+        return  # a swap that may have been done is done again, at whatever step
+    for admitted in set(swap.new.members) - set(swap.expected.members):
+        state = nodes[admitted].state
+        follows = state is not None and state.followed == swap.expected.membership_id
+        if admitted != site and follows and state.applied < holder.state.applied - 1:
+            raise Violation(f"site {admitted} is to be admitted, and is not level: {state}")
+
+
+def reached(
+    before: MemberState, after: MemberState, event: Any, actions: tuple[Any, ...]
+) -> Iterator[str]:
+    """Yield what a returned site or its holder has done, for tests."""
+    is_same = before.record == after.record
+    applies = any(isinstance(action, e.ApplySums) for action in actions)
+    if not before.takes_part and not after.takes_part and applies:
+        yield "a returned site follows"
+    if not before.takes_part and after.takes_part and before.followed:
+        yield "a returned site is admitted"
+    if is_same and before.queued_from and not after.queued_from and after.follower is not None:
+        yield "a follower begins again"
+    if before.paused < 0 <= after.paused:
+        yield "the members pause"
+    if before.paused >= 0 and after.paused < 0:
+        if not is_same and before.follower in after.record.members:
+            yield "a pause ends in an admission"
+        if is_same and isinstance(event, e.Elapsed) and before.unasked + 1 < LEASE:
+            yield "a pause runs out"
+    if any(
+        isinstance(action, e.WaitFor) and "returns after" in action.reason for action in actions
+    ):
+        yield "a returned site waits for another"
 
 
 class Result(NamedTuple):
@@ -919,7 +1057,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     arguments = parser.parse_args()
     box = Box(**{name: getattr(arguments, name) for name in Box._fields})
-    result = explore(Model(box), seconds=arguments.seconds, progress=True)
+    model = Model(box)
+    result = explore(model, seconds=arguments.seconds, progress=True)
+    print(*sorted(model.reached), sep=", ")
     print(f"{box}: {result.states:,} states, all with up to {result.faults} faults, ", end="")
     print(f"{time.process_time():.0f} s of one core, {peak_gibibytes():.1f} GiB")
     if result.violation:

@@ -51,6 +51,22 @@ MUTANTS: dict[str, tuple[MembershipRules, Box]] = {
         replaced(takes_sums=lambda applied, step: step >= applied),
         NONE._replace(crashes=1, returns=1, messages=1, steps=2),
     ),
+    "handed sums in any order": (
+        replaced(takes_sums=lambda applied, step: step > applied),
+        NONE._replace(members=2, steps=4),
+    ),
+    "a follower of sums that were not held": (
+        replaced(is_covered=lambda state, applied: True),
+        NONE._replace(messages=1, members=2, steps=4),
+    ),
+    "a newer state with the sums after an older one": (
+        replaced(handed_again=lambda state: state.applied),
+        NONE._replace(messages=1, members=2, steps=4),
+    ),
+    "a follower admitted before it is level": (
+        replaced(is_level=lambda state, step: state.level_at >= 0),
+        NONE._replace(messages=1, members=2, steps=4),
+    ),
     "an older membership_id accepted": (
         replaced(is_older=lambda theirs, mine: False),
         NONE._replace(crashes=1, messages=1, steps=2),

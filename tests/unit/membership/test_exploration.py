@@ -4,7 +4,7 @@ import random
 
 import pytest
 from support.membership_model import Box, Model, explore, shown, walk
-from support.membership_mutants import MUTANTS
+from support.membership_mutants import MUTANTS, NONE
 
 from geojax.membership.membership_rules import RULES
 
@@ -22,6 +22,27 @@ def test_every_state_with_one_fault_keeps_the_invariants(box, states):
     assert result.states > states
 
 
+def test_a_returned_site_is_admitted_after_the_sums_that_it_has_followed():
+    model = Model(NONE._replace(members=2, steps=5, most_queued=2))
+    assert explore(model).violation is None
+    assert model.reached == {"a returned site follows", "a returned site is admitted"}
+
+
+def test_the_states_with_one_fault_have_all_that_may_happen_to_a_returned_site():
+    model = Model(Box(faults=1, members=1, steps=4))
+    result = explore(model)
+    assert result.violation is None, shown(result)
+    assert model.reached == {
+        "a follower begins again",
+        "a pause ends in an admission",
+        "a pause runs out",
+        "a returned site follows",
+        "a returned site is admitted",
+        "a returned site waits for another",
+        "the members pause",
+    }
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_wrong_rule_is_found_where_the_production_rule_is_sound(name):
     rules, box = MUTANTS[name]
@@ -33,7 +54,7 @@ def test_a_wrong_rule_is_found_where_the_production_rule_is_sound(name):
 
 
 def test_a_mutant_replaces_one_rule():
-    assert len(MUTANTS) == 10
+    assert len(MUTANTS) == 14
     for rules, _ in MUTANTS.values():
         assert sum(getattr(rules, rule) != getattr(RULES, rule) for rule in vars(RULES)) == 1
 

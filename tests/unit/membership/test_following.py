@@ -169,6 +169,13 @@ def test_a_pause_ends_when_the_follower_is_level(paused):
     assert of_kind(actions, ComputeSums) == [ComputeSums(swap[0].new, 14)]
 
 
+def test_a_pause_ends_when_the_store_cannot_admit_the_follower(paused):
+    request = JoinRequest(FOLLOWER, 5, 13, follows=True)
+    assert of_kind(paused.take(Received(request)), SwapRecord)
+    assert of_kind(paused.take(StoreUnreachable()), ComputeSums) == [ComputeSums(RECORD, 14)]
+    assert paused.state.follower == FOLLOWER
+
+
 def test_a_pausing_holder_answers_members(paused):
     turn = Turn(MEMBER, RECORD, 13, has_sums=True, asks=True)
     assert of_kind(paused.take(Received(turn)), SendTo) == [
