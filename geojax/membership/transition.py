@@ -420,9 +420,10 @@ class _Decision:
         state = self.state
         sites = len(state.levels)
         levels, has_sums = self.rules.levels_of_new_record(state)
-        known = state.record.members if state.takes_part and state.record is not None else ()
+        known = (state.site, *(self.record.members if state.takes_part else ()))
         paused_for = tuple(site for site in state.paused_for if site not in record.members)
-        newly = 0 if state.takes_part and state.was_suspended else UNKNOWN
+        # The record may have changed again since a returned site was admitted: it acts when heard.
+        newly = 0 if state.was_suspended or not state.takes_part else UNKNOWN
         silence = tuple(
             UNKNOWN if site not in record.members else age if site in known else newly
             for site, age in enumerate(state.silence)

@@ -45,7 +45,7 @@ class Violation(Exception):
 class Box(NamedTuple):
     """The number of faults of each kind, and of steps."""
 
-    steps: int = 3
+    steps: int = 4
     crashes: int = 2
     returns: int = 2
     partitions: int = 1
@@ -179,6 +179,8 @@ class Model:
 
     def start(self) -> World:
         box = self.box
+        if not box.faults:
+            box = box._replace(**dict.fromkeys(FAULTS, 0))
         record = MembershipRecord(1, tuple(range(box.members)), box.holder)
         nodes = []
         for site in range(SITES):

@@ -6,7 +6,7 @@ from support.membership_model import LEASE, Box
 
 from geojax.membership.membership_rules import RULES, MembershipRules
 
-NONE = Box(crashes=0, returns=0, partitions=0, messages=0, pauses=0, outages=0)
+NONE = Box(steps=3, crashes=0, returns=0, partitions=0, messages=0, pauses=0, outages=0)
 
 
 def replaced(**rule: object) -> MembershipRules:

@@ -8,6 +8,7 @@ from geojax.membership.events import (
     Elapsed,
     Gone,
     HandedOver,
+    Heard,
     JoinRequest,
     Received,
     RecordSeen,
@@ -21,7 +22,7 @@ from geojax.membership.events import (
     WaitFor,
 )
 from geojax.membership.record import MembershipRecord
-from geojax.membership.transition import member, returned, transition
+from geojax.membership.transition import may_act, member, returned, transition
 
 LEASE = 3.0
 MEMBER, FOLLOWER, SECOND = 1, 2, 3
@@ -235,6 +236,21 @@ def test_a_second_returned_site_waits():
     assert holder.take(Received(request)) == []
     holder.take(Gone(FOLLOWER))
     assert holder.ask(0, follows=False, site=SECOND) == [(10, True)]
+
+
+def test_an_admitted_site_acts_when_it_has_heard_the_members():
+    state, _ = returned(FOLLOWER, 4, last_step=1000, lease=LEASE, saved=3)
+    new = MembershipRecord(6, (0, FOLLOWER), 0)
+    for event in [
+        RecordSeen(MembershipRecord(5, (0,), 0)),
+        Received(HandedOver(0, MembershipRecord(5, (0,), 0), 10, whole=True)),
+        Received(Turn(0, new, 10, has_sums=False)),
+    ]:
+        state, _ = transition(state, event)
+    assert state.computing
+    assert not may_act(state)
+    state, _ = transition(state, Heard(0))
+    assert may_act(state)
 
 
 def test_a_returned_site_applies_sums_in_order():
