@@ -834,10 +834,10 @@ def notices(nodes: list[Node], env: Env, site: int) -> Iterator[Any]:
         elif not is_heard and age < 0:
             yield e.Silent(other)
     for other in {*state.paused_for, *([] if state.follower is None else [state.follower])}:
-        node = nodes[other]
-        if node.state is None or node.state.record is None:
-            yield e.Silent(other) if is_cut(env, site, other) else e.Gone(other)
-        elif other == state.follower and (is_cut(env, site, other) or node.slept >= NOTICED):
+        node, is_cut_off = nodes[other], is_cut(env, site, other)
+        if not is_cut_off and (node.state is None or node.state.record is None):
+            yield e.Gone(other)
+        elif other == state.follower and (is_cut_off or node.slept >= NOTICED):
             yield e.Silent(other)
 
 
