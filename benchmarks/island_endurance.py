@@ -82,7 +82,7 @@ def start_site(config: Path, site: str, port: int, key: str, log: Path) -> subpr
     variables = {
         "GEOJAX_SITE": site,
         "GEOJAX_ISLANDS": ",".join(SITES),
-        "GEOJAX_ISLANDS_COORDINATOR": f"127.0.0.1:{port}",
+        "GEOJAX_ISLANDS_COORDINATORS": f"127.0.0.1:{port}",
         "GEOJAX_KEY": key,
         "GEOJAX_ISLANDS_ADDRESS": "127.0.0.1",
         "PYTHONPATH": str(ROOT),

@@ -114,13 +114,15 @@ class Jobs:
         self.port = 0
         for number, (site, given) in enumerate(zip(SITES, site_variables(), strict=True)):
             given |= {"GEOJAX_HEARTBEAT_TIMEOUT": str(SILENCE_SECONDS)}
-            self.port = int(given["GEOJAX_ISLANDS_COORDINATOR"].rpartition(":")[2])
+            self.port = int(
+                given["GEOJAX_ISLANDS_COORDINATORS"].partition(",")[0].rpartition(":")[2]
+            )
             delay = (late or {}).get(site, 0.0)
             prefix = ["sh", "-c", 'sleep "$0"; exec "$@"', str(delay)] if delay else []
             if bridge is not None:
                 prefix = [*prefix, *bridge.command_prefix(number)]
                 given["GEOJAX_ISLANDS_ADDRESS"] = bridge.addresses[number]
-                given["GEOJAX_ISLANDS_COORDINATOR"] = f"{bridge.addresses[0]}:{self.port}"
+                given["GEOJAX_ISLANDS_COORDINATORS"] = f"{bridge.addresses[0]}:{self.port}"
             line = command(config, *arguments, "--run_directory", str(self.runs[site]))
             with self.logs[site].open("ab") as log:
                 self.jobs[site] = subprocess.Popen(

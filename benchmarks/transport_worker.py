@@ -35,7 +35,7 @@ class Transported:
         island = IslandSettings(
             site=SITES[work["site"]],
             sites=SITES,
-            coordinator=work["coordinator"],
+            coordinators=(work["coordinator"],),
             key="benchmark-of-transports",
         )
         members = Membership(island, work["process"], work["processes"], {})

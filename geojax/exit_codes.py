@@ -14,7 +14,8 @@ UNHEALTHY = 3
 """All was done, and the printed result is that something is slow or broken."""
 
 FENCED = 4
-"""The run goes on at the other sites without this one, which must not act."""
+"""The run goes on at the other sites without this one, which must not act. Started again, it
+returns."""
 
 HANG = 75
 """The watchdog ended a step that hung: EX_TEMPFAIL, worth another try."""
@@ -28,7 +29,7 @@ UNREAD = 141
 STOPPED = (129, INTERRUPTED, 143)
 """Stopped on request, by SIGHUP, SIGINT or SIGTERM."""
 
-FINAL = (USAGE, FENCED, *STOPPED)
+FINAL = (USAGE, *STOPPED)
 """Another try would end alike, or nobody wants it."""
 
 COMPLETE = (0, UNHEALTHY)

@@ -65,7 +65,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     island = IslandSettings(
         site=SITES[site],
         sites=SITES,
-        coordinator=work["coordinator"],
+        coordinators=(work["coordinator"],),
         key=work["key"],
         address="127.0.0.1",
     )

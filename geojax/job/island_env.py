@@ -1,20 +1,20 @@
 """The place of this process's site among sites that are jobs of their own, from the environment.
 
-| setting     | variable                   |
-|-------------|----------------------------|
-| site        | GEOJAX_SITE                |
-| sites       | GEOJAX_ISLANDS             |
-| coordinator | GEOJAX_ISLANDS_COORDINATOR |
-| key         | GEOJAX_KEY                 |
-| address     | GEOJAX_ISLANDS_ADDRESS     |
-| port        | GEOJAX_ISLANDS_PORT        |
+| setting      | variable                    |
+|--------------|-----------------------------|
+| site         | GEOJAX_SITE                 |
+| sites        | GEOJAX_ISLANDS              |
+| coordinators | GEOJAX_ISLANDS_COORDINATORS |
+| key          | GEOJAX_KEY                  |
+| address      | GEOJAX_ISLANDS_ADDRESS      |
+| port         | GEOJAX_ISLANDS_PORT         |
 
 All but the site, the address and the port are the same in every process of every site.
 `geojax launch --islands` sets them; jobs of several schedulers are given them by hand.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pydantic
 
@@ -32,8 +32,9 @@ class IslandSettings(Settings):
     """Name of the site where this process runs."""
     sites: tuple[SiteName, ...] = pydantic.Field(min_length=2)
     """Names of all sites, in order."""
-    coordinator: HostAndPort
-    """host:port of process 0 of the first site, as the other sites reach it."""
+    coordinators: tuple[HostAndPort, ...] = pydantic.Field(min_length=1)
+    """host:port of process 0 of each site, in order, as the other sites reach it. All sites start
+    at the first one, which alone is enough where no site returns to a run."""
     key: Key = pydantic.Field(repr=False)
     """Secret that all processes of the run share."""
     address: Host | None = None
@@ -50,13 +51,23 @@ class IslandSettings(Settings):
                 f"site {self.site} must be one of the sites, which have different names; got "
                 f"{', '.join(self.sites)}"
             )
+        if len(self.coordinators) not in (1, len(self.sites)):
+            raise ValueError(
+                f"coordinators: {len(self.coordinators)} of {len(self.sites)} sites; give the one "
+                "of each site, in the order of the sites, or that of the first alone"
+            )
         return self
+
+    @property
+    def coordinator(self) -> str:
+        """The host:port at which all sites start."""
+        return self.coordinators[0]
 
 
 VARIABLES = {
     "site": PROCESS_VARIABLES["site"],
     "sites": "GEOJAX_ISLANDS",
-    "coordinator": "GEOJAX_ISLANDS_COORDINATOR",
+    "coordinators": "GEOJAX_ISLANDS_COORDINATORS",
     "key": PROCESS_VARIABLES["key"],
     "address": "GEOJAX_ISLANDS_ADDRESS",
     "port": "GEOJAX_ISLANDS_PORT",
@@ -88,6 +99,7 @@ def island_settings(environment: Mapping[str, str], site: str | None = None) -> 
     given = {
         **found,
         "sites": str(found["sites"]).split(","),
+        "coordinators": str(found["coordinators"]).split(","),
         "address": found["address"] or None,
         "port": first_port_of(environment),
     }
@@ -124,14 +136,14 @@ def first_port_of(environment: Mapping[str, str], earlier: int = 0) -> int | Non
 
 def island_env(
     sites: tuple[str, ...],
-    coordinator: str,
+    coordinators: Sequence[str],
     address: str | None,
     port: int | None = None,
 ) -> dict[str, str]:
     """Return the variables that tell a worker about all sites; every run has `site` and `key`."""
     found = {
         "sites": ",".join(sites),
-        "coordinator": coordinator,
+        "coordinators": ",".join(coordinators),
         "address": address,
         "port": None if port is None else str(port),
     }

@@ -136,6 +136,11 @@ class Hosts(Settings):
             raise UserError(f"--islands: the sites need equally many hosts; they have {counts}")
         hosts = [host for site in self.sites for host in site.hosts]
         first = self._checked_coordinator(hosts, ISLANDS_PORT)
+        first_hosts = [site.hosts[0] for site in self.sites]
+        meetings = [first]
+        for number, host in enumerate(first_hosts[1:], 1):
+            door_port = ISLANDS_PORT - first_hosts[:number].count(host)
+            meetings.append(str(HostPort(_connected_to(host)[0], door_port)))
         names = tuple(site.name for site in self.sites)
         earlier: Counter[str] = Counter()
         places = []
@@ -143,7 +148,7 @@ class Hosts(Settings):
             coordinator = str(HostPort(_connected_to(site.hosts[0])[0], FIRST_PORT))
             for process, host in enumerate(site.hosts):
                 port = first_port_of(os.environ, earlier[host])
-                together = island_env(names, first, None, port)
+                together = island_env(names, meetings, None, port)
                 own = worker_env(
                     process, len(site.hosts), coordinator, site.name, simulated_devices
                 )

@@ -98,14 +98,14 @@ def as_islands(workers: Sequence[Worker], wan: EmulatedWan | None = None) -> lis
     count = len(workers) // len(sites)
     addresses = {site: wan.site(site).address if wan else "127.0.0.1" for site in sites}
     coordinators = {site: f"{addresses[site]}:{_free_port()}" for site in sites}
-    first = f"{addresses[sites[0]]}:{_free_port()}"
+    meetings = [f"{addresses[site]}:{_free_port()}" for site in sites]
 
     def of_own_job(worker: Worker) -> Worker:
         site = worker.site
         earlier = 0 if wan else sites.index(site) * count
         port = first_port_of(os.environ, earlier)
         environment = worker_env(worker.process % count, count, coordinators[site], site, None)
-        environment |= island_env(sites, first, addresses[site], port)
+        environment |= island_env(sites, meetings, addresses[site], port)
         return dataclasses.replace(worker, environment={**worker.environment, **environment})
 
     return list(map(of_own_job, workers))

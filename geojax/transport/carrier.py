@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from geojax.errors import RunError
 from geojax.transport.departures import Departures
@@ -41,6 +42,7 @@ from geojax.transport.protocol import (
     SocketFigures,
     ToldFigures,
 )
+from geojax.transport.sending import UrgentBytes
 from geojax.transport.shards import joined, local_shapes, local_shards
 from geojax.transport.streams import Streams
 
@@ -105,6 +107,7 @@ class CarrierTransport:
         self._waits: list[str] = []
         self._closed = False
         self._departures = Departures()
+        self._urgent = UrgentBytes()
         listener.serve(own)
         atexit.register(self.close, failed=True)
 
@@ -117,7 +120,8 @@ class CarrierTransport:
         site = peer.party.group
         if (before := self.links.get(site)) is not None:
             before.close(0.0)
-            vars(self.counters[site]).update(vars(PeerCounters()))
+        counters = self._counters.setdefault(site, PeerCounters())
+        vars(counters).update(vars(PeerCounters()))
         silence = self._limits.silence_seconds
         route = PeerRoute(self._run_key, self._own, peer.party, peer.address, silence)
         self.links[site] = PeerLink(
@@ -126,7 +130,8 @@ class CarrierTransport:
             peer.there,
             self._limits.streams,
             self._limits.offered_bytes,
-            self.counters[site],
+            counters,
+            self._urgent,
             lambda note: self.notes.put((site, note)),
             self._limits.goes_on,
         )
@@ -150,18 +155,40 @@ class CarrierTransport:
         for link in self.links.values():
             link.withdraw(membership_id)
 
-    def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
-        """Offer arrays to one other site."""
+    def offer(
+        self,
+        receiver: int,
+        key: MessageKey,
+        arrays: Sequence[jax.Array],
+        *,
+        yields: bool = False,
+    ) -> None:
+        """Offer arrays to one other site; see `offer_held` for those that yield."""
         link = self.links[receiver]
         link.check()
         shards = [shard for array in arrays for shard in local_shards(array)]
         with self.waiting(f"earlier messages than {key} were not fetched by {link.name}"):
-            message = link.begin_offer(key, shards)
+            message = link.begin_offer(key, shards, yields=yields)
         self._departures.watch(
             shards,
             functools.partial(link.depart, message),
             functools.partial(link.fail_to_depart, key),
         )
+
+    def take_back(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
+        """Take back an offer that the receiver, if it is there, has not asked for."""
+        if (link := self.links.get(receiver)) is not None:
+            link.take_back(key, [shard for array in arrays for shard in local_shards(array)])
+
+    def offer_held(self, receiver: int, key: MessageKey, shards: Sequence[np.ndarray]) -> None:
+        """Offer shards in host memory, which yield to all messages but such ones.
+
+        They go while this process has nothing else to send, and count nowhere: the caller bounds
+        them.
+        """
+        link = self.links[receiver]
+        link.check()
+        link.depart(link.begin_offer(key, shards, yields=True), shards)
 
     def fetch(self, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]) -> "_Fetch":
         """Begin to fetch what another site offers."""

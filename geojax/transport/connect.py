@@ -90,7 +90,43 @@ def connect(
             of processes are not the same everywhere.
         MissingProcessesError: some processes did not come in time.
     """
-    transport, own = begin(members, Limits(streams, limit_bytes, silence_seconds, goes_on))
+    joined = begin(members, Limits(streams, limit_bytes, silence_seconds, goes_on))
+    meet_all(joined, silence_seconds, timeout_seconds)
+    return joined.transport
+
+
+class Joined(NamedTuple):
+    """This process among those of all sites, and the transport to its counterparts."""
+
+    members: Membership
+    transport: CarrierTransport
+    endpoint: Endpoint
+    """The start of this process."""
+
+    def peer(self, group: int, presence: rendezvous.Presence) -> Peer:
+        """Return the counterpart in a group, in the start that has presented itself.
+
+        Raises:
+            UserError: it does not fit.
+        """
+        return peer_of(self.members, self.endpoint, group, presence.host, presence.endpoint)
+
+
+def meet_all(joined: Joined, silence_seconds: float, timeout_seconds: float) -> None:
+    """Meet the processes of the other sites at a start, and connect with the counterparts.
+
+    A failure closes the transport.
+
+    Args:
+        joined: this process, whose port is open.
+        silence_seconds: time for the connections.
+        timeout_seconds: time to wait for all processes.
+
+    Raises:
+        UserError: keys, settings, versions or numbers of processes are not the same everywhere.
+        MissingProcessesError: some processes did not come in time.
+    """
+    members, transport, own = joined
     with contextlib.ExitStack() as on_error:
         on_error.callback(transport.close, failed=True)
         everyone = meet(
@@ -99,22 +135,20 @@ def connect(
         peers = []
         for group in transport.counters:
             site, process = members.counterpart(group)
-            presence = everyone.processes[site * members.processes + process]
-            peers.append(peer_of(members, own, group, presence.host, presence.endpoint))
+            peers.append(joined.peer(group, everyone.processes[site * members.processes + process]))
         for peer in peers:
             transport.take_up(peer)
-        _wait_for_all(members, transport, peers, silence_seconds)
+        wait_for_all(members, transport, peers, silence_seconds)
         on_error.pop_all()
-    return transport
 
 
-def begin(members: Membership, limits: Limits) -> tuple[CarrierTransport, Endpoint]:
-    """Open the port of this process; return a transport without peers, and what they must know.
+def begin(members: Membership, limits: Limits) -> Joined:
+    """Open the port of this process, which has no peers yet.
 
     Raises:
         UserError: this process's address is public, or not this host's.
     """
-    listener = PeerListener((_own_address(members.island), members.port), members.key)
+    listener = PeerListener((own_address(members.island), members.port), members.key)
     own = Endpoint(
         members.site,
         members.process,
@@ -124,7 +158,7 @@ def begin(members: Membership, limits: Limits) -> tuple[CarrierTransport, Endpoi
     )
     names = [name for name in members.island.sites for _ in range(members.groups)]
     party = Party(members.group, own.nonce)
-    return CarrierTransport(party, names, members.key, listener, limits), own
+    return Joined(members, CarrierTransport(party, names, members.key, listener, limits), own)
 
 
 def peer_of(
@@ -184,7 +218,7 @@ def meet(
             island.coordinator,
             island.site,
             timeout_seconds,
-            _own_address(island) if site == process == 0 else None,
+            own_address(island) if site == process == 0 else None,
             endpoint,
             island.key.encode() if key is None else key,
             note,
@@ -195,7 +229,7 @@ def meet(
         raise MissingProcessesError(f"{error} ({named})", error.missing) from None
 
 
-def _own_address(island: IslandSettings) -> str:
+def own_address(island: IslandSettings) -> str:
     """Return the address of this host that the other sites reach.
 
     Raises:
@@ -206,7 +240,7 @@ def _own_address(island: IslandSettings) -> str:
     return address
 
 
-def _wait_for_all(
+def wait_for_all(
     members: Membership, transport: CarrierTransport, peers: Sequence[Peer], seconds: float
 ) -> None:
     """Wait until this process has reached each peer and each has reached this one.

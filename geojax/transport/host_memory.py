@@ -35,8 +35,8 @@ class HostBytes:
         return pieces
 
 
-def bytes_of(shards: Sequence[jax.Array]) -> HostBytes:
-    """Return the bytes of computed shards: on CPUs their own memory, else a copy in host memory."""
+def bytes_of(shards: Sequence[jax.Array] | Sequence[np.ndarray]) -> HostBytes:
+    """Return the bytes of computed shards: host memory as it is, or else a copy there."""
     return HostBytes([_bytes_of(np.asarray(shard)) for shard in shards])
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from geojax.transport.protocol import MessageKey
 
@@ -32,7 +33,7 @@ def message_id(
     run_key: bytes,
     direction: Direction,
     message: MessageKey,
-    shards: Sequence[jax.Array | jax.ShapeDtypeStruct],
+    shards: Sequence[jax.Array | jax.ShapeDtypeStruct] | Sequence[np.ndarray],
 ) -> int:
     """Return the identifier of a message.
 

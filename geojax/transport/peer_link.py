@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+import numpy as np
 
 from geojax.transport.control import ControlConnection
 from geojax.transport.handshake import CONTROL, ChannelHello, PeerRoute, Refused
@@ -22,7 +23,7 @@ from geojax.transport.protocol import (
     ToldFigures,
 )
 from geojax.transport.receiving import Arriving, Inbox, IncomingChannel
-from geojax.transport.sending import Outbox, OutgoingChannel
+from geojax.transport.sending import Outbox, OutgoingChannel, UrgentBytes
 from geojax.transport.streams import MOST_STREAMS, Streams
 from geojax.transport.tcp import SocketMeter
 
@@ -32,6 +33,8 @@ class _Offered(NamedTuple):
 
     size: int
     membership_id: int
+    is_counted: bool
+    """It counts among the bytes in flight, whose limit it keeps."""
 
 
 class PeerLink:
@@ -47,6 +50,7 @@ class PeerLink:
         streams: connections that bring what is fetched.
         limit_bytes: most bytes in flight to the peer.
         counters: counters of the peer.
+        urgent: bytes of all links of the process for which messages that yield wait.
         noted: called with each note of the peer.
         waits_for_silent: a peer that is silent does not count as lost.
     """
@@ -59,6 +63,7 @@ class PeerLink:
         streams: Streams,
         limit_bytes: int,
         counters: PeerCounters,
+        urgent: UrgentBytes,
         noted: Callable[[bytes], None] = lambda note: None,
         waits_for_silent: bool = False,
     ):
@@ -74,7 +79,7 @@ class PeerLink:
         self._waits_for_silent = waits_for_silent
         self._offered: dict[int, _Offered] = {}
         self._in_flight = InFlight(name, limit_bytes, counters, self._check_receiver)
-        self._outbox, self._inbox = Outbox(streams.piece_bytes), Inbox()
+        self._outbox, self._inbox = Outbox(streams.piece_bytes, urgent), Inbox()
         self._adopting = threading.Lock()
         self._outgoing: dict[int, OutgoingChannel] = {}
         self.control = ControlConnection(route)
@@ -106,8 +111,16 @@ class PeerLink:
                 self._outgoing[hello.channel] = OutgoingChannel(self._outbox, self._route)
         self._outgoing[hello.channel].adopt(connection, hello)
 
-    def begin_offer(self, key: MessageKey, shards: Sequence[jax.Array]) -> int:
+    def begin_offer(
+        self,
+        key: MessageKey,
+        shards: Sequence[jax.Array] | Sequence[np.ndarray],
+        *,
+        yields: bool = False,
+    ) -> int:
         """Wait until a message fits; return its identifier, under which it is to depart.
+
+        One that yields needs no room: its bytes do not count.
 
         Raises:
             UserError: it can never fit.
@@ -116,15 +129,17 @@ class PeerLink:
         message = message_id(self._route.key, self._there, key, shards)
         assert message not in self._offered, f"{key} is offered to {self.name} once"
         size = sum(shard.nbytes for shard in shards)
-        self._in_flight.add(key, size)
-        self._offered[message] = _Offered(size, key.membership_id)
+        if not yields:
+            self._in_flight.add(key, size)
+        self._offered[message] = _Offered(size, key.membership_id, not yields)
         return message
 
-    def depart(self, message: int, shards: Sequence[jax.Array]) -> None:
+    def depart(self, message: int, shards: Sequence[jax.Array] | Sequence[np.ndarray]) -> None:
         """Send a message, which is computed, as soon as the peer asks for it."""
-        if self.lost is None and message in self._offered:
-            self.clock.departed(message)
-            self._outbox.computed(message, bytes_of(shards))
+        if self.lost is None and (offered := self._offered.get(message)) is not None:
+            if offered.is_counted:
+                self.clock.departed(message)
+            self._outbox.computed(message, bytes_of(shards), yields=not offered.is_counted)
 
     def fail_to_depart(self, key: MessageKey, reason: str) -> None:
         """Note that a message will never be computed."""
@@ -135,6 +150,12 @@ class PeerLink:
         for message, offered in list(self._offered.items()):
             if 0 < offered.membership_id < membership_id and self._outbox.withdraw(message):
                 self._settle(message)
+
+    def take_back(self, key: MessageKey, shards: Sequence[jax.Array]) -> None:
+        """Take back an offer, unless the peer has asked for it."""
+        message = message_id(self._route.key, self._there, key, shards)
+        if message in self._offered and self._outbox.withdraw(message):
+            self._settle(message)
 
     def ask(
         self,
@@ -205,12 +226,14 @@ class PeerLink:
 
     def _acknowledged(self, message: int) -> None:
         if (offered := self._offered.get(message)) is not None:
-            self.clock.acknowledged(message, offered.size)
+            if offered.is_counted:
+                self.clock.acknowledged(message, offered.size)
             self._outbox.forget(message)
             self._settle(message)
 
     def _settle(self, message: int) -> None:
-        if (offered := self._offered.pop(message, None)) is not None:
+        offered = self._offered.pop(message, None)
+        if offered is not None and offered.is_counted:
             self._in_flight.acknowledge(offered.size)
 
     def _heard_figures(self, content: bytes) -> None:

@@ -122,8 +122,11 @@ class Transport(Protocol):
     """Number of sites."""
     site_names: Sequence[str]
     """Name of each site, in order; of a stage's, where each end is a stage."""
-    counters: Mapping[int, PeerCounters]
-    """Traffic with each other site, by its number."""
+
+    @property
+    def counters(self) -> Mapping[int, PeerCounters]:
+        """Traffic with each other site, by its number."""
+        ...
 
     def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
         """Offer arrays, which may not be computed yet, to one other site.

@@ -25,6 +25,24 @@ from geojax.transport.tcp import shut
 PIECE_HEADER = struct.Struct("!QQQ")
 MOST_VIEWS = 512
 """Places in memory that one call sends or fills; Linux takes twice as many."""
+_YIELD_SECONDS = 0.005
+"""Between two looks whether messages that yield may go."""
+
+
+class UrgentBytes:
+    """The bytes of all links of a process for which messages that yield wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def add(self, count: int) -> None:
+        """Count bytes that are to be sent; a negative number of them is on its way."""
+        with self._lock:
+            self._count += count
+
+    def __bool__(self) -> bool:
+        return self._count > 0
 
 
 class Outbox:
@@ -32,16 +50,20 @@ class Outbox:
 
     Args:
         piece_bytes: most bytes of a piece.
+        urgent: bytes of all links for which messages that yield wait.
     """
 
-    def __init__(self, piece_bytes: int):
+    def __init__(self, piece_bytes: int, urgent: UrgentBytes):
         self.changed = threading.Condition()
         self.piece_bytes = piece_bytes
+        self._urgent = urgent
         self._closed = False
         self._asked: set[int] = set()
         self._computed: dict[int, HostBytes] = {}
         self._rest: dict[int, int] = {}
         """Bytes that are in no piece yet, of each message that is asked for and computed."""
+        self._yielding: set[int] = set()
+        """Messages that wait while others of any link are to be sent."""
 
     def ask(self, message: int) -> None:
         """Note that the peer has asked for a message."""
@@ -51,11 +73,13 @@ class Outbox:
             self._asked.add(message)
             self._begin(message)
 
-    def computed(self, message: int, content: HostBytes) -> None:
-        """Note that a message is computed."""
+    def computed(self, message: int, content: HostBytes, *, yields: bool = False) -> None:
+        """Note that a message is computed; one that yields goes when no other is to be sent."""
         with self.changed:
             if self._closed:
                 return
+            if yields:
+                self._yielding.add(message)
             self._computed[message] = content
             self._begin(message)
 
@@ -64,6 +88,7 @@ class Outbox:
         with self.changed:
             self._asked.discard(message)
             self._computed.pop(message, None)
+            self._yielding.discard(message)
 
     def withdraw(self, message: int) -> bool:
         """Let go of a message unless the peer has asked for it; return True if it had not."""
@@ -71,20 +96,30 @@ class Outbox:
             if message in self._asked:
                 return False
             self._computed.pop(message, None)
+            self._yielding.discard(message)
             return True
 
     def next_piece(self) -> tuple[int, int, int] | None:
         """Return message, offset and bytes of a piece that somebody is to send; None: nothing."""
-        if not self._rest:
+        waits = self._yielding if self._urgent else set()
+        ready = [message for message in self._rest if message not in waits]
+        if not ready:
             return None
-        message = min(self._rest, key=self._rest.__getitem__)
+        message = min(ready, key=self._rest.__getitem__)
         rest = self._rest[message]
         count = min(rest, self.piece_bytes)
+        if message not in self._yielding:
+            self._urgent.add(-count)
         if rest == count:
             del self._rest[message]
         else:
             self._rest[message] = rest - count
         return message, self._computed[message].size - rest, count
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds until a message that yields may go; None: there is none."""
+        return _YIELD_SECONDS if self._yielding & self._rest.keys() else None
 
     def content(self, message: int) -> HostBytes | None:
         """Return the bytes of a message; None: the peer has it."""
@@ -94,13 +129,17 @@ class Outbox:
         """Let go of all messages, and take no more."""
         with self.changed:
             self._closed = True
-            for messages in (self._asked, self._computed, self._rest):
+            rest = self._rest.items()
+            self._urgent.add(-sum(size for each, size in rest if each not in self._yielding))
+            for messages in (self._asked, self._computed, self._rest, self._yielding):
                 messages.clear()
             self.changed.notify_all()
 
     def _begin(self, message: int) -> None:
         if message in self._asked and message in self._computed:
-            self._rest[message] = self._computed[message].size
+            size = self._rest[message] = self._computed[message].size
+            if message not in self._yielding:
+                self._urgent.add(size)
             self.changed.notify_all()
 
 
@@ -215,7 +254,7 @@ class OutgoingChannel:
                     self._go_on_from(received)
                 if self._connection is not None and (self._unsent or self._take_piece()):
                     return self._connection, self._views(self._unsent[0])
-                self._outbox.changed.wait()
+                self._outbox.changed.wait(self._outbox.patience)
             self._drop()
         return None
 

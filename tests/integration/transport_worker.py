@@ -21,7 +21,9 @@ from geojax.transport import Membership, MessageKey, Streams, connect
 
 def main(site: int, coordinator: str, steps: int, seconds: float, silence: float = 15.0) -> None:
     sites = ("east", "west")
-    island = IslandSettings(site=sites[site], sites=sites, coordinator=coordinator, key="k" * 32)
+    island = IslandSettings(
+        site=sites[site], sites=sites, coordinators=(coordinator,), key="k" * 32
+    )
     members = Membership(island, 0, 1, {})
     transport = connect(members, Streams(4, 1 << 18), 16 << 20, silence_seconds=silence)
     print("address", *transport.address, flush=True)

@@ -31,10 +31,10 @@ STAGES = {
 
 
 def site_variables(sites: Sequence[str] = SITES) -> list[dict[str, str]]:
-    """The variables of each site: jobs of unrelated processes that share a key and an address."""
+    """The variables of each site: jobs of unrelated processes that share a key and addresses."""
     common = {
         "GEOJAX_ISLANDS": ",".join(sites),
-        "GEOJAX_ISLANDS_COORDINATOR": f"127.0.0.1:{free_port()}",
+        "GEOJAX_ISLANDS_COORDINATORS": ",".join(f"127.0.0.1:{free_port()}" for _ in sites),
         "GEOJAX_KEY": secrets.token_hex(16),
         "GEOJAX_ISLANDS_ADDRESS": "127.0.0.1",
         "GEOJAX_HEARTBEAT_TIMEOUT": "20",

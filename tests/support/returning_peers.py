@@ -51,10 +51,11 @@ class Site(NamedTuple):
     def start(cls, site):
         """Open its port."""
         island = IslandSettings(
-            site=SITES[site], sites=SITES, coordinator="127.0.0.1:1", key="k" * 32
+            site=SITES[site], sites=SITES, coordinators=("127.0.0.1:1",), key="k" * 32
         )
         members = Membership(island, 0, 1, {})
-        return cls(members, *begin(members, LIMITS))
+        joined = begin(members, LIMITS)
+        return cls(members, joined.transport, joined.endpoint)
 
     def take_up(self, other, endpoint):
         """Join it to another site."""

@@ -108,7 +108,7 @@ _ISLANDS: dict[str, tuple[str, ...]] = {
         ",".join(f"site{number}" for number in range(5000)),
         *(f"{site},east" for site in _SITES),
     ),
-    "GEOJAX_ISLANDS_COORDINATOR": _COORDINATORS,
+    "GEOJAX_ISLANDS_COORDINATORS": _COORDINATORS,
     "GEOJAX_KEY": _KEYS,
     "GEOJAX_ISLANDS_ADDRESS": _ADDRESSES,
     "GEOJAX_ISLANDS_PORT": ("0", "-1", "65535", "65536", "x", "1", "99999999999"),
@@ -155,7 +155,7 @@ _REFUSED = {
 
 def _must_be_refused(environment: dict[str, str]) -> bool:
     """Return whether a variable that is read holds what nobody may accept."""
-    names = ("GEOJAX_ISLANDS_COORDINATOR", "GEOJAX_COORDINATOR", "GEOJAX_SITE")
+    names = ("GEOJAX_ISLANDS_COORDINATORS", "GEOJAX_COORDINATOR", "GEOJAX_SITE")
     return any(environment.get(name) in _REFUSED for name in names)
 
 
@@ -164,7 +164,7 @@ def islands(corpus: Corpus, rng: random.Random) -> Case:
     given = {
         "GEOJAX_SITE": rng.choice(["east", "west"]),
         "GEOJAX_ISLANDS": "east,west",
-        "GEOJAX_ISLANDS_COORDINATOR": "127.0.0.1:61439",
+        "GEOJAX_ISLANDS_COORDINATORS": "127.0.0.1:61439",
         "GEOJAX_KEY": "0123456789abcdef",
         "GEOJAX_ISLANDS_ADDRESS": "127.0.0.1",
         "GEOJAX_START_TIMEOUT_SECONDS": "5",

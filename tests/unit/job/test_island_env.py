@@ -10,13 +10,15 @@ from geojax.job.island_env import (
     island_settings,
 )
 
-GIVEN = island_env(("east", "west"), "10.0.0.1:6000", "10.0.0.2", 61400)
+MEETINGS = "10.0.0.1:6000", "10.0.0.2:6000"
+GIVEN = island_env(("east", "west"), MEETINGS, "10.0.0.2", 61400)
 GIVEN |= {"GEOJAX_KEY": "k" * 32}
 
 
 def test_a_launcher_writes_them_as_a_process_reads_them():
     settings = island_settings(GIVEN | {"GEOJAX_SITE": "west"})
     assert (settings.site, settings.sites) == ("west", ("east", "west"))
+    assert settings.coordinators == MEETINGS
     assert settings.coordinator == "10.0.0.1:6000"
     assert (settings.key, settings.address) == ("k" * 32, "10.0.0.2")
     assert settings.port == 61400
@@ -30,7 +32,11 @@ def test_a_launcher_writes_them_as_a_process_reads_them():
         ({VARIABLES["sites"]: ""}, "jobs of their own, each with GEOJAX_ISLANDS"),
         ({VARIABLES["key"]: "short"}, "key: has 5 characters; a key has 16 to 64"),
         ({VARIABLES["key"]: "short and blank in it"}, "key: has 21 characters"),
-        ({VARIABLES["coordinator"]: "127.0.0.1:99999"}, "its port is no number from 1 to 65535"),
+        ({VARIABLES["coordinators"]: "127.0.0.1:99999"}, "its port is no number from 1 to 65535"),
+        (
+            {VARIABLES["coordinators"]: "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"},
+            "coordinators: 3 of 2 sites; give the one of each site",
+        ),
         ({VARIABLES["sites"]: "../../esc,west"}, "'../../esc' is no name of a site"),
         ({VARIABLES["sites"]: "east, west"}, "' west' is no name of a site"),
         ({VARIABLES["site"]: "a/b"}, "'a/b' is no name of a site"),
@@ -41,7 +47,7 @@ def test_a_launcher_writes_them_as_a_process_reads_them():
             {VARIABLES["address"]: "nowhere.invalid"},
             "GEOJAX_ISLANDS_ADDRESS=nowhere.invalid: this host knows no address of that name (",
         ),
-        ({VARIABLES["coordinator"]: "10.0.0.1"}, "coordinator"),
+        ({VARIABLES["coordinators"]: "10.0.0.1"}, "coordinator"),
         ({VARIABLES["site"]: "north"}, "site north must be one of the sites"),
         ({VARIABLES["port"]: "many"}, "GEOJAX_ISLANDS_PORT='many': is no port"),
         ({VARIABLES["port"]: "1\n2"}, "GEOJAX_ISLANDS_PORT='1\\n2': is no port"),

@@ -55,7 +55,7 @@ def step_for(devices, *notes):
 
 def place(coordinator, site):
     return IslandSettings(
-        site=site, sites=SITES, coordinator=coordinator, key="k" * 16, address="127.0.0.1"
+        site=site, sites=SITES, coordinators=(coordinator,), key="k" * 16, address="127.0.0.1"
     )
 
 

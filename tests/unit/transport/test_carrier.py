@@ -28,7 +28,7 @@ SMALL = Streams(4, 1 << 16)
 
 
 def island(names, site, coordinator, key="k" * 32):
-    return IslandSettings(site=names[site], sites=names, coordinator=coordinator, key=key)
+    return IslandSettings(site=names[site], sites=names, coordinators=(coordinator,), key=key)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from support.processes import PATIENCE_SECONDS
 
 from geojax.transport.handshake import ChannelHello, Party, PeerRoute, Refused
 from geojax.transport.host_memory import HostBytes
-from geojax.transport.sending import PIECE_HEADER, Outbox, OutgoingChannel
+from geojax.transport.sending import PIECE_HEADER, Outbox, OutgoingChannel, UrgentBytes
 
 ROUTE = PeerRoute(b"k", Party(0, "a"), Party(1, "b"), ("127.0.0.1", 1), 1.0)
 
@@ -37,7 +37,7 @@ def pieces(outbox):
 
 
 def test_nothing_is_sent_that_was_not_asked_for_or_is_not_computed():
-    outbox = Outbox(4)
+    outbox = Outbox(4, UrgentBytes())
     outbox.computed(2, content(6))
     outbox.ask(4)
     assert pieces(outbox) == []
@@ -48,7 +48,7 @@ def test_nothing_is_sent_that_was_not_asked_for_or_is_not_computed():
 
 
 def test_what_lacks_least_goes_first_and_equal_ones_one_after_the_other():
-    outbox = Outbox(4)
+    outbox = Outbox(4, UrgentBytes())
     for message, size in ((2, 12), (4, 12), (6, 3)):
         outbox.ask(message)
         outbox.computed(message, content(size))
@@ -59,8 +59,30 @@ def test_what_lacks_least_goes_first_and_equal_ones_one_after_the_other():
     assert [message for message, *_ in pieces(outbox)] == [8, 8, 2, 2, 4, 4, 4]
 
 
+def test_what_yields_waits_for_the_messages_of_all_links():
+    urgent = UrgentBytes()
+    here, there = Outbox(4, urgent), Outbox(4, urgent)
+    here.ask(2)
+    here.computed(2, content(6), yields=True)
+    assert here.next_piece() == (2, 0, 4)
+    there.ask(4)
+    there.computed(4, content(5))
+    assert here.next_piece() is None
+    assert here.patience is not None
+    assert pieces(there) == [(4, 0, 4), (4, 4, 1)]
+    assert here.next_piece() == (2, 4, 2)
+    there.ask(6)
+    there.computed(6, content(5))
+    here.ask(8)
+    here.computed(8, content(1), yields=True)
+    assert here.next_piece() is None
+    there.close()
+    assert here.next_piece() == (8, 0, 1)
+    assert here.patience is None
+
+
 def test_a_closed_outbox_keeps_nothing():
-    outbox = Outbox(4)
+    outbox = Outbox(4, UrgentBytes())
     outbox.ask(2)
     outbox.close()
     outbox.computed(2, content(6))
@@ -77,7 +99,7 @@ def received(connection, count):
 
 
 def test_a_channel_goes_on_from_the_byte_that_has_come():
-    outbox = Outbox(100)
+    outbox = Outbox(100, UrgentBytes())
     for message, size in ((2, 250), (4, 120)):
         outbox.ask(message)
         outbox.computed(message, content(size, message))

@@ -1,0 +1,88 @@
+"""Doors of a run that goes on: who asks there, who comes in, and who does not."""
+
+import concurrent.futures
+import contextlib
+import socket
+
+import pytest
+from support.ports import free_port
+from support.processes import wait_until
+
+from geojax.errors import RunError
+from geojax.job.island_env import IslandSettings
+from geojax.transport import Membership, Streams
+from geojax.transport.carrier import Limits
+from geojax.transport.connect import begin
+from geojax.transport.door import Door, ask_doors, enter
+
+SITES = ("east", "mid", "west")
+LIMITS = Limits(Streams(1, 1 << 18), 1 << 20, 20.0, goes_on=True)
+
+
+def place(site, doors, key="k" * 32):
+    return IslandSettings(site=site, sites=SITES, coordinators=doors, key=key, address="127.0.0.1")
+
+
+@pytest.fixture
+def doors():
+    return tuple(f"127.0.0.1:{free_port()}" for _ in SITES)
+
+
+@contextlib.contextmanager
+def living(site, doors):
+    joined = begin(Membership(place(site, doors), 0, 1, {}), LIMITS)
+    door = Door(joined.members.island, joined.endpoint.text(), f"facts of {site}")
+    try:
+        yield joined, door
+    finally:
+        door.close()
+        joined.transport.close(failed=True)
+
+
+def test_a_site_learns_the_facts_and_comes_in_where_somebody_lives(doors):
+    with living("mid", doors) as (joined, door):
+        answers = ask_doors(place("east", doors))
+        assert {site: facts for site, (_, facts) in answers.items()} == {"mid": "facts of mid"}
+        assert door.arrivals.empty(), "who only asks is not taken up"
+        back = begin(Membership(place("east", doors), 0, 1, {}), LIMITS)
+
+        def admit():
+            if door.arrivals.empty():
+                return False
+            presence = door.arrivals.get()
+            joined.transport.take_up(joined.peer(SITES.index(presence.site), presence))
+            return True
+
+        with contextlib.ExitStack() as stack:
+            stack.callback(back.transport.close, failed=True)
+            admitted = stack.enter_context(_in_thread(lambda: wait_until(admit)))
+            enter(back, 20.0)
+            admitted()
+            assert list(back.transport.links) == [SITES.index("mid")]
+            joined.transport.note(0, b"welcome")
+            wait_until(lambda: not back.transport.notes.empty())
+            assert back.transport.notes.get() == (1, b"welcome")
+
+
+@contextlib.contextmanager
+def _in_thread(call):
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        yield threads.submit(call).result
+
+
+def test_strangers_and_another_key_learn_nothing(doors):
+    with living("mid", doors) as (_, door):
+        host, port = doors[1].split(":")
+        for rubbish in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(1 << 14), b"\n" * 100):
+            with socket.create_connection((host, int(port))) as stranger:
+                stranger.sendall(rubbish)
+        assert ask_doors(place("east", doors, key="x" * 32), seconds=1.0) == {}
+        assert door.arrivals.empty()
+        assert list(ask_doors(place("west", doors))) == ["mid"]
+
+
+def test_a_site_to_which_nobody_answers_says_so(doors):
+    assert ask_doors(place("east", doors), seconds=0.2) == {}
+    back = begin(Membership(place("east", doors), 0, 1, {}), LIMITS)
+    with pytest.raises(RunError, match="no other site of the run that goes on answers"):
+        enter(back, 1.0)
