@@ -112,12 +112,12 @@ class Worker:
         place = IslandSettings(
             site=SITES[site],
             sites=SITES,
-            coordinator=f"{work['coordinator']}:{COORDINATOR_PORT}",
+            coordinators=(f"{work['coordinator']}:{COORDINATOR_PORT}",),
             key="benchmark-of-islands",
         )
         self.joined = ExitStack()  # the harness ends the process
-        transport = self.joined.enter_context(joined_sites(config, step, plan, place, here, {}))
-        self.run = IslandRun.build(config, step, plan, transport, draw)
+        joined = self.joined.enter_context(joined_sites(config, step, plan, place, here, {}))
+        self.run = IslandRun.build(config, step, plan, joined.transport, draw)
         self.blocking = work["blocking"]
         if self.blocking:
             for walk in self.run.stages.walks:

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 import pydantic
 
+from geojax.membership.member_state import JOIN_PAUSE_SECONDS
 from geojax.paths import ResolvedPath
 from geojax.settings import Settings
 
@@ -42,6 +43,10 @@ class LossSettings(Settings):
 
     lease: LeaseSettings | None = None
     """The record by which the sites decide who goes on. null: none, with on_loss "restart"."""
+
+    join_pause: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)] = JOIN_PAUSE_SECONDS
+    """Longest pause of the others, in seconds, for a site that returns and does not catch up with
+    their steps. They pause once; after that it comes later, or not."""
 
     @property
     def goes_on(self) -> bool:

@@ -44,6 +44,10 @@ class Agreement:
         self._checksum = jax.jit(mapped, out_shardings=NamedSharding(mesh, PartitionSpec()))
         self._agreed_step: int | None = None
 
+    def rehearse(self, weights: Any) -> None:
+        """Compile the check, which asks no other site for it."""
+        jax.block_until_ready(self._checksum(weights))
+
     def differing_sites(self, step: int, weights: Any) -> list[int]:
         """List the sites whose weights are not those of the first holder; all sites call it.
 

@@ -27,8 +27,16 @@ class Exchange:
 
     def __init__(self, transport: Transport, kind: str = "numbers"):
         self._transport, self._kind = transport, kind
-        self._count = 0
+        self._step = self._count = 0
         self._name: str | None = None
+
+    def number_from(self, step: int) -> None:
+        """Count the next exchanges as those after a step, to which sites come by several ways."""
+        self._step, self._count = step, 0
+
+    def adopt_name(self, name: str) -> None:
+        """Take the name that the other sites have drawn."""
+        self._name = name
 
     def of_all_sites(self, own: jax.Array) -> dict[int, jax.Array]:
         """Exchange numbers that are equal on all devices of `own`: those of each site, in order.
@@ -39,7 +47,7 @@ class Exchange:
             RunError: another site is lost.
         """
         others = list(self._transport.counters)
-        key = MessageKey(self._count, self._kind)
+        key = MessageKey(self._step, self._kind, chunk=self._count)
         self._count += 1
         like = [jax.ShapeDtypeStruct(own.shape, own.dtype, sharding=own.sharding)]
         fetches = {other: self._transport.fetch(other, key, like) for other in others}

@@ -682,9 +682,10 @@ class _Decision:
         membership_id = self.record.membership_id
         if state.committed < state.applied and self.rules.is_acknowledged(state):
             self.actions.append(CommitStep(state.applied, membership_id))
-            if state.kept:
+            if state.kept and not state.at_boundary:  # the site that is admitted lacks them
                 self.actions.append(ReleaseSums(state.kept))
-            self.set(committed=state.applied, acted_under=membership_id, kept=0)
+                self.set(kept=0)
+            self.set(committed=state.applied, acted_under=membership_id)
         elif state.acted_under != membership_id:
             if state.committed:
                 self.actions.append(CommitStep(state.committed, membership_id))

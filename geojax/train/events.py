@@ -22,6 +22,7 @@ EventKind = Literal[
     "late",
     "deviation",
     "lost",
+    "back",
     "stop",
     "end",
 ]

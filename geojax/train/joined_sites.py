@@ -27,13 +27,14 @@ from geojax.settings import leaves_by_key
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
 from geojax.transport import (
-    CarrierTransport,
     Membership,
     Streams,
     Transport,
-    connect,
     streams_for,
 )
+from geojax.transport.carrier import Limits
+from geojax.transport.connect import Joined, begin, meet_all
+from geojax.transport.door import enter
 
 _OF_A_SITE: Any = {
     "run_directory": True,
@@ -67,6 +68,11 @@ def require_sites(config: RunConfig, settings: IslandSettings) -> None:
             f"dc.join=islands with mesh.dc={config.mesh.dc} needs as many sites; there are "
             f"{len(settings.sites)}: {', '.join(settings.sites)}"
         )
+    if config.islands.goes_on and len(settings.coordinators) < len(settings.sites):
+        raise UserError(
+            f"islands.on_loss=go_on: {VARIABLES['coordinators']} has one host:port; give that of "
+            "process 0 of each site, in the order of the sites, at which a lost site returns"
+        )
 
 
 @contextlib.contextmanager
@@ -77,7 +83,9 @@ def joined_sites(
     settings: IslandSettings,
     processes: ProcessSettings,
     contents: Mapping[str, str],
-) -> Iterator[CarrierTransport]:
+    *,
+    returns: bool = False,
+) -> Iterator[Joined]:
     """Join the processes of all sites; at a good end wait until the others have all messages.
 
     The ends of the transport are the sites, or their stages where these have processes of their
@@ -91,6 +99,7 @@ def joined_sites(
         processes: settings of this process; another one has the time that these give it to start,
             and while it runs to give a sign.
         contents: hash of each source of data.
+        returns: the others are in a run that goes on without this site.
 
     Raises:
         UserError: the sites do not fit together.
@@ -109,16 +118,21 @@ def joined_sites(
     devices = plan.mesh.size // max(stages, jax.process_count())
     first = dataclasses.replace(plan, mesh=stage_meshes(plan.mesh)[0])
     programs = site_programs(config, site_parts(config, step)[0], first)
-    transport = connect(
-        members,
+    silence_seconds = processes.heartbeat_timeout_seconds
+    limits = Limits(
         site_streams(config, settings.site, jax.process_count() // groups),
         _offer_limit(config, step, programs, stages // groups) * devices,
-        processes.heartbeat_timeout_seconds,
-        processes.start_timeout_seconds,
-        goes_on=goes_on,
+        silence_seconds,
+        goes_on,
     )
+    joined = begin(members, limits)
+    if returns:
+        enter(joined, silence_seconds)
+    else:
+        meet_all(joined, silence_seconds, processes.start_timeout_seconds)
+    transport = joined.transport
     try:
-        yield transport
+        yield joined
         transport.drain()
     except BaseException:
         transport.close(failed=True)

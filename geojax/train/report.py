@@ -51,6 +51,7 @@ class Progress:
         self._console = console
         self._steps = steps
         self._stride = max(1, steps // 50)
+        self._is_first = True
         self._end = end
         self._marks = collections.deque([(time.monotonic(), consumed)], maxlen=_PACE_STEPS)
         """Times of the last steps, and the sequences consumed by then."""
@@ -60,7 +61,10 @@ class Progress:
         text = "  ".join(words)
         self._bar.update(self._task, completed=consumed, step=step, figures=text)
         self._marks.append((time.monotonic(), consumed))
-        if not self._console.is_terminal and (step % self._stride == 0 or step == self._steps):
+        # The first step tells a supervisor that this start has come further than those before.
+        is_shown = self._is_first or step % self._stride == 0 or step == self._steps
+        self._is_first = False
+        if not self._console.is_terminal and is_shown:
             self._console.print(f"step {step}/{self._steps}  {text}{self._left(consumed)}")
 
     def _left(self, consumed: int) -> str:

@@ -17,6 +17,7 @@ from geojax.errors import UserError
 from geojax.paths import shown_path
 from geojax.quantities import quantity
 from geojax.train.agreed_step import keep
+from geojax.train.islands.running import facts_of_running
 from geojax.train.report import Progress, summary_table
 from geojax.train.run_step import step_of_run
 from geojax.train.services import Services
@@ -97,10 +98,14 @@ def _train(
         console.print(nothing_to_train(config.steps, config))
         return 0
     topology = config.load_topology()
+    running = None
+    if island is not None and (running := facts_of_running(config, island)) is not None:
+        console.print(f"the run goes on without site {island.site}, which returns to it")
     with _status(console, "resolving the step"):
         path = RunDirectory.step_file(own_directory(config, island))
+        told = None if running is None else running.resolved()
         resolved, kept = step_of_run(
-            config, topology, path, services, console.print, island, processes
+            config, topology, path, services, console.print, island, processes, told
         )
     if topology is not None and island is None:
         own = jax.process_index()
@@ -116,6 +121,7 @@ def _train(
             log=console.print,
             status=lambda doing: _status(console, doing),
             require_checkpoint=require_checkpoint,
+            running=running,
         )
     )
     keep(kept, trainer.directory.step, console.print)

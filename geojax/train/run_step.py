@@ -65,6 +65,7 @@ def step_of_run(
     log: Log,
     island: IslandSettings | None,
     processes: ProcessSettings,
+    told: Step | None = None,
 ) -> tuple[Step, KeptStep | None]:
     """Agree on the step of a run, and check that it fits into the memory of the devices.
 
@@ -76,6 +77,7 @@ def step_of_run(
         log: shows a line to the user.
         island: this process's site among islands; None in one program.
         processes: settings of this process; other sites have the time that these give to start.
+        told: step of the run that goes on without this site; None: all sites start.
 
     Returns:
         The step, and on process 0 what becomes of the file, for `keep`.
@@ -95,7 +97,9 @@ def step_of_run(
 
     def resolve() -> Step:
         nonlocal kept
-        if island is None:
+        if told is not None:
+            kept = _as_told(read_step(path), told, "the run that goes on")
+        elif island is None:
             kept = of_devices(jax.devices())
         else:
             kept = step_of_sites(config, path, island, start_seconds, of_devices)
@@ -144,9 +148,14 @@ def step_of_sites(
     if island.site == island.sites[0]:
         return _told_to_sites(island, everyone.key, start_seconds, lambda: resolve(devices))
     step = _told_by_first(island, everyone.key, start_seconds, config.watchdog.first_step_seconds)
+    return _as_told(own, step, f"site {island.sites[0]}")
+
+
+def _as_told(own: Step | None, step: Step, teller: str) -> KeptStep:
+    """Return a step that others have told, and what becomes of the one in this site's file."""
     if own is None or own == step:
         return KeptStep(step, is_new=own is None)
-    differing = own.origin.differences(step.origin) or [f"choices of site {island.sites[0]}"]
+    differing = own.origin.differences(step.origin) or [f"choices of {teller}"]
     return KeptStep(step, replaces=named_differences(differing))
 
 

@@ -56,7 +56,8 @@ from geojax.train.events import EventKind
 from geojax.train.facts import run_facts
 from geojax.train.goodput import process_began
 from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
-from geojax.train.islands.membership import begin_membership, membership_of
+from geojax.train.islands.membership import begin_membership, membership_of, open_door
+from geojax.train.islands.running import RunningFacts
 from geojax.train.joined_sites import joined_sites, refuse_other_weights
 from geojax.train.local_product import agreed_count, local_product
 from geojax.train.metrics import MetricsWriter
@@ -77,6 +78,7 @@ from geojax.train.step_profiler import StepProfiler
 from geojax.train.training_loop import TrainingLoop, mean_loss, resized
 from geojax.train.writing.background_writer import BackgroundWriter
 from geojax.transport import Transport
+from geojax.transport.connect import Joined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,6 +128,7 @@ class Trainer:
         log: shows a line to the user; None: nothing is said.
         status: returns a context in which something takes long, from a line about it.
         require_checkpoint: refuse to start from scratch.
+        running: facts of the run that goes on without this site, which returns; None: all start.
 
     Raises:
         UserError: the config does not fit the devices, the data or the checkpoint.
@@ -145,9 +148,12 @@ class Trainer:
             lambda line: contextlib.nullcontext()
         ),
         require_checkpoint: bool = False,
+        running: RunningFacts | None = None,
     ):
         self.config, self.resolved, self._services = config, step, services
         self._island, self._status = island, status
+        self._running = running
+        """Facts of the run, until this site, which returns, takes part again."""
         self._log = log or (lambda line: None)
         self._log_of_process = self._log
         if log is not None and jax.process_index() > 0:  # whose console is quiet
@@ -184,7 +190,7 @@ class Trainer:
         if fresh or self.config.model.lora is not None:
             weights = open_initial_weights(self.config)
         plan, transport = self._open_parts(stack)
-        newest = self.checkpointer.newest()
+        newest = self._newest()
         refuse_earlier_version(self.directory.checkpoints, newest)
         if newest is not None and int(newest["step"]) > self.config.steps:
             raise UserError(nothing_to_train(int(newest["step"]), self.config))
@@ -203,8 +209,16 @@ class Trainer:
         self.state, self.step_number, self.consumed_sequences = self._begun(
             given, newest, weights, require_checkpoint
         )
-        if self.membership is not None:
-            begin_membership(self.runtime, self.membership, self.config, self.step_number)
+        if self.membership is not None and self._running is None:
+            assert self._joined is not None, "a site with a membership has joined others"
+            begin_membership(
+                self.runtime,
+                self.membership,
+                self._joined,
+                self.metadata,
+                self.step_number,
+                self.consumed_sequences,
+            )
         # Some collectives time out when their ranks start far apart: all compile, then wait here.
         timeout = self.config.watchdog.first_step_seconds
         with self._start_seconds.timed("waiting"):
@@ -215,11 +229,19 @@ class Trainer:
                 functools.partial(self.directory.write_config, self.config.model_dump(mode="json")),
             )
 
+    def _newest(self) -> Mapping[str, Any] | None:
+        """Return the metadata of the newest checkpoint; None: there is none.
+
+        A site that returns takes that of the others, who may have other ones.
+        """
+        return self.checkpointer.newest() if self._running is None else self._running.saved
+
     def _open_parts(self, stack: contextlib.ExitStack) -> tuple[StepPlan, Transport | None]:
         """Open data, directory, writer and checkpoints, and join the sites."""
         config, island = self.config, self._island
         self.mesh, plan, sequences = _placed(config, self.resolved, island)
         self.membership: SiteMembership | None = None
+        self._joined: Joined | None = None
         builtin = None if self._services is None else self._services.open_builtin
         self.corpus = Corpus.open(config.data, builtin, progress=self._shows_progress)
         self.loader = _open_loader(config, self.corpus, sequences)
@@ -239,16 +261,20 @@ class Trainer:
         self.watchdog = stack.enter_context(runtime.Watchdog(config.watchdog))
         transport: Transport | None = None
         if island is not None:
-            joined = stack.enter_context(
+            joined = self._joined = stack.enter_context(
                 joined_sites(
-                    config, self.resolved, plan, island, self._processes, self.corpus.contents
+                    config,
+                    self.resolved,
+                    plan,
+                    island,
+                    self._processes,
+                    self.corpus.contents,
+                    returns=self._running is not None,
                 )
             )
-            transport = joined
-            self.watchdog.missing = joined.missing_from_peer
-            self.membership = membership_of(
-                config, joined, self._processes, functools.partial(self._tell, "lost")
-            )
+            transport = joined.transport
+            self.watchdog.missing = joined.transport.missing_from_peer
+            self.membership = membership_of(config, joined, self._processes, self._tell)
             if self.membership is not None:
                 stack.callback(self.membership.close)
                 self.watchdog.decides = self.membership.is_open
@@ -346,6 +372,8 @@ class Trainer:
     ) -> "_Start":
         """Restore the newest checkpoint and log what differs in this run, or begin from scratch."""
         config, directory, log = self.config, self.directory, self._log
+        if self._running is not None:
+            return self._taken_up(self._running)
         if newest is None:
             if require_checkpoint:
                 raise UserError(f"{directory.path}: there is no checkpoint to resume from")
@@ -370,6 +398,36 @@ class Trainer:
         for note in differences(saved, config, self.metadata):
             log(note)
         return _Start(state, step, int(saved["consumed_sequences"]))
+
+    def _taken_up(self, running: RunningFacts) -> "_Start":
+        """Take the state of the run that goes on without this site."""
+        run = self.runtime
+        assert isinstance(run, IslandRun), "islands go on"
+        batch = next(self.loader.iterate(running.consumed_sequences))
+        with self._status("taking the state of the other sites"):
+            state = run.take_state(run_state.begin(run), batch, running.save_name)
+        step = int(state.step)
+        self._log(f"the state of step {step} is here")
+        return _Start(state, step, self._consumed_at(running, step))
+
+    def _consumed_at(self, running: RunningFacts, step: int) -> int:
+        sizes, steps = self.config.batch.sizes, step - running.begun_at
+        return sizes.consumed_after(steps, running.consumed_sequences)
+
+    def _take_part(self) -> None:
+        """Catch up with the run that goes on without this site, which returns, and take part."""
+        if self._running is None:
+            return
+        running, self._running = self._running, None
+        run = self.runtime
+        assert isinstance(run, IslandRun), "islands go on"
+        assert self.membership is not None, "islands go on"
+        assert self._joined is not None, "a site with a membership has joined others"
+        self.watchdog.begin("start", self.step_number)
+        self.state = run.catch_up(self.state)
+        self.step_number = int(self.state.step)
+        self.consumed_sequences = self._consumed_at(running, self.step_number)
+        open_door(self.membership, self._joined, running)
 
     def fit(
         self,
@@ -436,6 +494,7 @@ class Trainer:
             product=self._product(),
             site=self._site,
         )
+        self._take_part()
         before = time.monotonic()
         with contextlib.nullcontext() if attempt is None else attempt.ending(loop):
             self.state = loop.run(self.state, self.step_number, self.consumed_sequences)
@@ -540,6 +599,7 @@ class Trainer:
                 targets, segment_ids and positions [sequences, S] in int32, loss_mask [sequences, S]
                 in float32, row [sequences].
         """
+        self._take_part()
         sequences = self.config.batch.sizes.size_at(self.consumed_sequences)
         if sequences != self.runtime.sequences:
             timeout = self.config.watchdog.first_step_seconds

@@ -34,8 +34,12 @@ class MemberTransport:
         self._membership, self._all = membership, membership.transport
         self.site, self.sites = self._all.site, self._all.sites
         self.site_names: Sequence[str] = self._all.site_names
-        self.counters: Mapping[int, PeerCounters] = self._all.counters
+
+    @property
+    def counters(self) -> Mapping[int, PeerCounters]:
         """Traffic with each other site that takes part, by its number."""
+        sites = self._membership.taking_part
+        return {site: count for site, count in self._all.counters.items() if site in sites}
 
     def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
         """Offer arrays to one other site, if it lives."""
@@ -99,6 +103,7 @@ class _MemberFetch:
 
     def __init__(self, membership: SiteMembership, sender: int, fetch: Fetch | None):
         self._membership, self._sender, self._fetch = membership, sender, fetch
+        self._link = membership.transport.links.get(sender)
         self.arrival: float | None = None
 
     def arrived(self) -> bool:
@@ -113,13 +118,13 @@ class _MemberFetch:
         return arrived
 
     def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
-        links = self._membership.transport.links
+        links, link = self._membership.transport.links, self._link
         while not self.wait(_POLL_SECONDS):
             self._membership.check()
-            if self._sender not in links:
+            if link is None or links.get(self._sender) is not link:
                 name = self._membership.transport.site_names[self._sender]
                 raise LostSiteError(f"the run goes on without site {name}")
-            if self._fetch is not None and links[self._sender].control.finished:
+            if self._fetch is not None and link.control.finished:
                 break  # which is an error
         assert self._fetch is not None, "a message that has arrived was fetched"
         return self._fetch.result(timeout_seconds)

@@ -54,6 +54,7 @@ def run_step(
     Raises:
         FencedError: the run goes on without this site.
     """
+    membership.handing.hold(step.number - 1, state)
     while True:
         work = membership.work_on(step.number)
         if isinstance(work, ApplySums):

@@ -122,6 +122,25 @@ class SitePrograms:
         part = self.part
         return initial_state(part.model, self._optimizer, self.layouts, self.plan, seed, part.held)
 
+    def update(self, state: TrainState, sums: StepSums) -> tuple[TrainState, Any]:
+        """Update a state, which is donated, by sums in which this site had no part.
+
+        It has neither lost rounding errors of them nor seen an amax of its own.
+
+        Returns:
+            The next state and the metrics.
+        """
+        errors = [each.error_feedback for each in self._traced_reduced.values()]
+        _, amax = self._traced_scalars
+        sharding = NamedSharding(self.plan.mesh, RANKS)
+        own_amax, own_errors = jax.tree.map(
+            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=sharding), (amax, errors)
+        )
+        made: tuple[TrainState, Any] = self.apply(
+            state, sums.totals, sums.scalars, own_amax, own_errors
+        )
+        return made
+
     def divide(self, per_rank: Any) -> Any:
         """Return each rank's part of what several ranks hold, as it crosses a link."""
         return self._divide(per_rank) if is_shared(per_rank, self.plan.mesh) else per_rank

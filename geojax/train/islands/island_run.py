@@ -14,6 +14,7 @@ from geojax.errors import RunError
 from geojax.islands.actions import SiteAction, fetched_ahead, forward_actions
 from geojax.islands.agreement import Agreement
 from geojax.islands.exchange import Exchange
+from geojax.islands.going_on.returning import catch_up, rehearse, take_state
 from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.going_on.steps import SharedStep, run_step
 from geojax.islands.island_plan import (
@@ -50,7 +51,7 @@ from geojax.pipeline.schedule import Placement
 from geojax.quantities import quantity
 from geojax.sharding import bytes_per_device
 from geojax.step.batches import global_batch, global_signals, sequences_of_process
-from geojax.step.plan import StepPlan
+from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.resolved import Step
 from geojax.step.stage_layers import staged_layers
 from geojax.step.state import TrainState, with_own_sites
@@ -184,15 +185,51 @@ class IslandRun:
         """Return the state before the first step, with random weights."""
         return SiteState(tuple(each.initial_state(self.config.seed) for each in self._programs))
 
-    def begin(self, record: MembershipRecord, step: int) -> None:
+    def begin(self, record: MembershipRecord, step: int) -> str:
         """Take part in the run from the step after this one on, in sites that go on without others.
 
         All sites call it together.
+
+        Returns:
+            The name of the run's saves, which a site that returns needs.
         """
         assert self.membership is not None, "sites go on"
-        self.exchange.random_name(self.plan.mesh)  # while the site that draws it is there
+        name = self.exchange.random_name(self.plan.mesh)  # while the site that draws it is there
         (programs,) = self._programs
         self.membership.begin(record, programs.sums, saved=step, last_step=self.config.steps)
+        return name
+
+    def take_state(self, state: SiteState, batch: Batch, save_name: str) -> SiteState:
+        """Take the state of the sites that go on without this one, which returns.
+
+        Before that the programs of a step and of a validation are compiled, so that nobody waits
+        for them.
+
+        Args:
+            state: the state before the first step.
+            batch: this process's sequences of any batch.
+            save_name: the name of the run's saves.
+
+        Raises:
+            RunError: a site that takes part is lost.
+        """
+        assert self.membership is not None, "sites go on"
+        self.exchange.adopt_name(save_name)
+        (walk,), (programs,), (own,) = self.stages.walks, self._programs, state.stages
+        signals = global_signals(self.plan, dict.fromkeys(SIGNALS, False))
+        (inputs,) = self._inputs(state, batch, self.sequences)
+        if self.sequences == self.config.batch.global_batch_size:
+            self._validated(state, [inputs])
+        self.agreement.rehearse(self.as_saved(state).parameters)
+        rehearsed = rehearse(walk, own, signals, inputs)
+        taken = take_state(self.membership, programs, rehearsed, self.config.steps)
+        return SiteState((taken,))
+
+    def catch_up(self, state: SiteState) -> SiteState:
+        """Do the steps that the others have done since `take_state`, and take part."""
+        assert self.membership is not None, "sites go on"
+        (programs,), (own,) = self._programs, state.stages
+        return SiteState((catch_up(self.membership, programs, own),))
 
     def as_saved(self, state: SiteState) -> TrainState:
         """Return the site's state as its checkpoint has it."""
@@ -246,7 +283,7 @@ class IslandRun:
         else:
             assert others is not None, "shares of sites that are lost are computed too"
             step = SharedStep(
-                self.membership.saved + self.stages.walks[0].steps + 1,
+                self.membership.begun_at + self.stages.walks[0].steps + 1,
                 lambda shares: action_lists(
                     self.config.of_batch(self.sequences),
                     self.resolved.of_batch(self.sequences),
@@ -254,6 +291,7 @@ class IslandRun:
                 ),
                 lambda site: self._of_site(site, inputs[0], state, others, self.sequences),
             )
+            self.exchange.number_from(step.number)
             (walk,), (own,) = self.stages.walks, state.stages
             made = [run_step(self.membership, walk, step, own, signals[0], records[0])]
             np.copyto(self.stage_bytes, of_all_stages(self.stages.link_bytes, self.plan.mesh))

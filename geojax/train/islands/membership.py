@@ -1,35 +1,23 @@
 """The membership of a site in a run that goes on without a site that is lost."""
 
 import contextlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 import jax
 
-from geojax.config.island_settings import LeaseSettings
 from geojax.config.run_config import RunConfig
 from geojax.errors import FencedError, MissingProcessesError, RunError, UserError
 from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.going_on.steps import record_of_start
 from geojax.job.cluster_env import ProcessSettings
 from geojax.job.island_env import IslandSettings
-from geojax.membership.file_store import FileRecordStore
-from geojax.membership.record import RecordStore, UnreachableStoreError
-from geojax.membership.s3_store import S3RecordStore
+from geojax.membership.record import UnreachableStoreError
 from geojax.train.islands.island_run import IslandRun
-from geojax.transport import CarrierTransport
-
-
-def record_store(lease: LeaseSettings, run: str) -> RecordStore:
-    """Open the record of a run by its name.
-
-    Raises:
-        UserError: the client of the store is not installed.
-    """
-    if lease.path is not None:
-        return FileRecordStore(lease.path, run)
-    assert lease.s3 is not None, "a lease has a file or an object"
-    return S3RecordStore(lease.s3, run)
+from geojax.train.islands.record_store import record_store
+from geojax.train.islands.running import RunningFacts
+from geojax.transport.connect import Joined
+from geojax.transport.door import Door
 
 
 def missing_for_a_reason(
@@ -55,22 +43,22 @@ def missing_for_a_reason(
     lost = [name for site, name in enumerate(island.sites) if site not in record.members]
     text = (
         f"{error}. By {lease.place} the run goes on without site {' and '.join(lost)} (membership "
-        f"{record.membership_id}): end it at the other sites, then start all sites again"
+        f"{record.membership_id}), but no other site answers here"
     )
     return FencedError(text) if island.site in lost else MissingProcessesError(text, error.missing)
 
 
 def membership_of(
     config: RunConfig,
-    transport: CarrierTransport,
+    joined: Joined,
     processes: ProcessSettings,
-    tell: Callable[[int, str], None],
+    tell: Callable[[Literal["lost", "back"], int, str], None],
 ) -> SiteMembership | None:
     """Open the record of who takes part; None: the run ends when a site is lost.
 
     Args:
         config: the run of all sites.
-        transport: joins this site to all others.
+        joined: this site and all others.
         processes: settings of this process, which a site may be silent as long as they say.
         tell: shows an event at a step to the user.
 
@@ -86,16 +74,33 @@ def membership_of(
         )
     lease = config.islands.lease
     return SiteMembership(
-        transport,
+        joined.transport,
         record_store(lease, config.run_directory.name),
         lease.place,
         processes.heartbeat_timeout_seconds,
+        config.islands.join_pause,
         tell,
+        joined.peer,
     )
 
 
-def begin_membership(run: Any, membership: SiteMembership, config: RunConfig, step: int) -> None:
-    """Agree on a record of all sites at a start, and take part after a step."""
+def begin_membership(
+    run: Any,
+    membership: SiteMembership,
+    joined: Joined,
+    metadata: Mapping[str, Any],
+    step: int,
+    consumed_sequences: int,
+) -> None:
+    """Agree on a record of all sites at a start, take part after a step, and open the door."""
     assert isinstance(run, IslandRun), "islands go on"
     record = record_of_start(membership.store, membership.place, run.transport, run.plan.mesh)
-    run.begin(record, step)
+    save_name = run.begin(record, step)
+    facts = RunningFacts.of(run.resolved, metadata, save_name, step, consumed_sequences)
+    open_door(membership, joined, facts)
+
+
+def open_door(membership: SiteMembership, joined: Joined, facts: RunningFacts) -> None:
+    """Let sites that return come in, now that this one takes part."""
+    island = joined.members.island
+    membership.open_door(Door(island, joined.endpoint.text(), facts.model_dump_json()))

@@ -1,20 +1,13 @@
 """Sites that go on without one that is lost, at any point of a step, with the same bits."""
 
 import pytest
-from support.mortal_islands import NAMES, Death, Islands, assert_same
-
-from geojax.precision import policy
+from support.mortal_islands import NAMES, Death, assert_same
 
 STEPS = 3
 QUICK = (0, 4, 8, 12)
 OPERATIONS = 13
 """A site dies before each of six offers, after it has taken each of six messages, or after the
 update."""
-
-
-@pytest.fixture(scope="module")
-def islands():
-    return Islands(dtypes=policy("fp32"), microbatches=2)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ MISSING = MissingProcessesError("2 of 3 processes did not start", [0, 2])
 
 
 def island_of(site):
-    return IslandSettings(site=site, sites=SITES, coordinator="127.0.0.1:6144", key="k" * 32)
+    return IslandSettings(site=site, sites=SITES, coordinators=("127.0.0.1:6144",), key="k" * 32)
 
 
 def config_of(path):
@@ -41,7 +41,7 @@ def test_a_site_that_starts_alone_is_told_who_goes_on(site, tmp_path):
     error = missing_for_a_reason(MISSING, config_of(path), island_of(site))
     assert str(error) == (
         f"2 of 3 processes did not start. By {path} the run goes on without site mid (membership "
-        "4): end it at the other sites, then start all sites again"
+        "4), but no other site answers here"
     )
     assert isinstance(error, FencedError if site == "mid" else MissingProcessesError)
 

@@ -1,0 +1,96 @@
+"""The return of a site to a run that goes on: it takes the state, follows, and is admitted."""
+
+import contextlib
+import dataclasses
+import time
+
+import jax
+
+from geojax.islands.going_on.handing_over import handed_part
+from geojax.islands.going_on.site_membership import InterruptedStepError, SiteMembership
+from geojax.islands.programs.site_programs import SitePrograms
+from geojax.islands.programs.values import StepInputs, StepSums
+from geojax.islands.walk import Walk
+from geojax.membership.events import TakeState
+from geojax.sharding import leaf_layouts
+from geojax.step.state import TrainState
+from geojax.transport.mute import mute
+
+_POLL_SECONDS = 0.002
+
+
+def rehearse(walk: Walk, state: TrainState, signals: jax.Array, inputs: StepInputs) -> TrainState:
+    """Run the programs of a step without other sites, so that they are compiled.
+
+    Args:
+        walk: the site's.
+        state: donated.
+        signals: requests of the site's ranks.
+        inputs: the site's share of any batch.
+
+    Returns:
+        A state whose weights mean nothing; rounding errors and frozen weights are those of `state`.
+    """
+    alone = mute(walk.transport.site, walk.transport.site_names)
+    rehearsal = Walk(walk.actions, walk.windows, walk.programs, alone)
+
+    made: list[StepSums] = []
+
+    def keep(sums: StepSums) -> None:
+        made.append(sums)
+        raise InterruptedStepError("the update of a rehearsal is that of a follower")
+
+    with contextlib.suppress(InterruptedStepError):
+        rehearsal.step(state, signals, [inputs], None, keep)
+    (sums,) = made
+    updated, _ = walk.programs.update(state, sums)
+    return jax.block_until_ready(updated)
+
+
+def take_state(
+    membership: SiteMembership, programs: SitePrograms, state: TrainState, last_step: int
+) -> TrainState:
+    """Wait for the state of the sites that take part; `state` keeps what is this site's own.
+
+    Args:
+        membership: the site's.
+        programs: the site's.
+        state: a state of the run before the first step.
+        last_step: last step of the run.
+
+    Raises:
+        RunError: a site that takes part is lost.
+    """
+    like = handed_part(leaf_layouts.abstract(programs.layouts, programs.plan.mesh))
+    membership.begin_return(programs.sums, like, last_step=last_step)
+    while (followed := _follow(membership, programs, state)) is None:
+        time.sleep(_POLL_SECONDS)
+    return followed
+
+
+def catch_up(membership: SiteMembership, programs: SitePrograms, state: TrainState) -> TrainState:
+    """Do the steps that others have done meanwhile, by their sums, until this site takes part.
+
+    Raises:
+        RunError: a site that takes part is lost.
+    """
+    membership.be_admitted()
+    while not membership.is_admitted():
+        if (followed := _follow(membership, programs, state)) is None:
+            time.sleep(_POLL_SECONDS)
+        else:
+            state = followed
+    return state
+
+
+def _follow(
+    membership: SiteMembership, programs: SitePrograms, state: TrainState
+) -> TrainState | None:
+    """Do the work that has come, and return the state after it; None: there is none."""
+    if (work := membership.followed_work()) is None:
+        return None
+    action, values = work
+    if isinstance(action, TakeState):
+        return dataclasses.replace(values, error_feedback=state.error_feedback, frozen=state.frozen)
+    followed, _ = programs.update(state, values)
+    return followed

@@ -1,0 +1,22 @@
+"""A site that died returns to the run at a boundary of a step, with the same bits."""
+
+import pytest
+from support.mortal_islands import NAMES, Death, assert_same
+
+STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def undisturbed(islands, tmp_path_factory):
+    return islands.train(tmp_path_factory.mktemp("undisturbed"), STEPS)
+
+
+@pytest.mark.parametrize("site", range(len(NAMES)), ids=NAMES)
+def test_a_site_that_died_returns_and_changes_no_bit(site, islands, undisturbed, tmp_path):
+    run = islands.train(tmp_path, STEPS, [Death(site, 2, 5, returns=True)])
+    assert set(run.states) == set(range(len(NAMES)))
+    assert 2 < run.returned_at[site] < STEPS
+    assert_same(run, undisturbed)
+    for other in set(run.states) - {site}:
+        assert sum(f"site {NAMES[site]} is lost (" in line for line in run.lines[other]) == 1
+        assert sum(f"site {NAMES[site]} is back; " in line for line in run.lines[other]) == 1
