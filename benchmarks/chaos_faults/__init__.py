@@ -1,0 +1,1 @@
+"""Faults of a run of three sites that goes on: drawn, put in, watched and judged."""

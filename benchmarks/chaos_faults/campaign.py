@@ -1,0 +1,245 @@
+"""A run under one fault after the other, each watched until all sites are level again."""
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from support.island_jobs import site_variables
+from support.small_runs import command, environment, losses
+
+from chaos_faults.drawn_faults import KINDS, Fault
+from chaos_faults.injections import Injected, Injector
+from chaos_faults.sightings import Sightings
+from chaos_faults.supervised_run import (
+    RUN,
+    SITES,
+    ProcessFigures,
+    SupervisedRun,
+    figures_of,
+)
+from chaos_faults.verdicts import REJOIN_SECONDS, Seen, Verdict, judged, longest_gap
+
+START_SECONDS = 300.0
+"""Longest start of all sites."""
+_BEFORE_SECONDS = 30.0
+"""Time before a fault whose steps count as undisturbed."""
+_LEVEL_STEPS = 5
+"""Steps of all sites together, after which the next fault comes."""
+_CALM_SECONDS = 60.0
+"""Time without faults at the beginning."""
+_REJOIN_WAIT_SECONDS = REJOIN_SECONDS + 20.0
+
+
+class Trial(NamedTuple):
+    """A fault, what was done, and how it went."""
+
+    fault: Fault
+    injected: Injected
+    verdict: Verdict
+    hit_first: bool
+    """The first site was struck."""
+    hit_holder: bool
+    """The holder of the record was struck."""
+    first_step: int
+    last_step: int
+    """Steps between which the fault was."""
+    figures: Mapping[str, ProcessFigures]
+    """Processes of the survivors, by their sites."""
+    rebuilt: bool
+    """All sites had to be started again."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what the record keeps."""
+        injected = self.injected._asdict()
+        struck = {
+            SITES[site]: round(at - self.injected.began, 3)
+            for site, at in self.injected.struck.items()
+        }
+        injected |= {"struck": struck, "over": round(self.injected.over - self.injected.began, 3)}
+        fault = self.fault._asdict()
+        fault |= {"site": SITES[self.fault.site], "other": SITES[self.fault.other]}
+        verdict = self.verdict._asdict()
+        verdict["lost"] = [SITES[site] for site in self.verdict.lost]
+        figures = {site: figures._asdict() for site, figures in self.figures.items()}
+        return {
+            **fault,
+            "injected": injected,
+            **verdict,
+            "hit_first": self.hit_first,
+            "hit_holder": self.hit_holder,
+            "steps": [self.first_step, self.last_step],
+            "survivors": figures,
+            "rebuilt": self.rebuilt,
+        }
+
+
+class Campaign:
+    """The faults of a run, one after the other.
+
+    Args:
+        run: the run.
+        sightings: what its sites write.
+        injector: puts faults in.
+    """
+
+    def __init__(self, run: SupervisedRun, sightings: Sightings, injector: Injector):
+        self._run, self._seen, self._injector = run, sightings, injector
+        self.calm_gap = 0.0
+        """Longest time between two steps without faults, in medians."""
+
+    def begin(self) -> bool:
+        """Wait until all sites train, and watch them for a while; False: they do not."""
+        if not self._level(0.0, START_SECONDS):
+            return False
+        began = time.time()
+        time.sleep(_CALM_SECONDS)
+        sites = range(len(SITES))
+        self.calm_gap = max(longest_gap(self._seen.steps_of(site, began)) for site in sites)
+        return True
+
+    def put(self, fault: Fault) -> Trial:
+        """Put in a fault, and watch until all sites are level or too late."""
+        sizes = self._run.log_sizes()
+        record = self._run.record()
+        first_step = self._newest_step()
+        injected = self._injector.put(fault)
+        expects_return = KINDS[fault.kind].outcome != "nothing"
+        level = self._level(injected.over, _REJOIN_WAIT_SECONDS if expects_return else 30.0)
+        until = time.time()
+        verdict = self._judge(fault, injected, sizes, until, level)
+        survivors = [site for site in range(len(SITES)) if site not in verdict.lost]
+        figures = {}
+        for site in survivors:
+            processes = self._run.processes(site)
+            if processes and (found := figures_of(processes[0])) is not None:
+                figures[SITES[site]] = found
+        trial = Trial(
+            fault,
+            injected,
+            verdict,
+            hit_first=0 in injected.struck,
+            hit_holder=record is not None and record.holder in injected.struck,
+            first_step=first_step,
+            last_step=self._newest_step(),
+            figures=figures,
+            rebuilt=not level,
+        )
+        self._injector.undo()
+        return trial
+
+    def rebuild(self) -> bool:
+        """Start all sites again, from the newest checkpoint of all; False: they do not train."""
+        self._run.end()
+        self._injector.undo()
+        self._run.share_newest_checkpoint()
+        self._run.start()
+        return self._level(time.time(), START_SECONDS)
+
+    def _judge(
+        self, fault: Fault, injected: Injected, sizes: Sequence[int], until: float, level: bool
+    ) -> Verdict:
+        began = injected.began
+        sites = range(len(SITES))
+        lease = self._run.lease_seconds
+        return judged(
+            Seen(
+                SITES,
+                KINDS[fault.kind].outcome,
+                frozenset(injected.struck),
+                injected.losses,
+                lease,
+                injected.held_by_target,
+                began,
+                injected.struck,
+                injected.over,
+                until,
+                injected.next_step_factor,
+                {site: self._seen.steps_of(site, began - _BEFORE_SECONDS) for site in sites},
+                self._seen.events_since(began, "lost"),
+                {site: self._run.codes_since(site, sizes[site]) for site in sites},
+                level,
+                self.calm_gap,
+            )
+        )
+
+    def _level(self, since: float, seconds: float) -> bool:
+        """Wait until all sites take part and have done steps together after a time."""
+        deadline = time.monotonic() + seconds
+        level_from: int | None = None
+        while time.monotonic() < deadline:
+            time.sleep(0.05)
+            record = self._run.record()
+            if record is None or len(record.members) < len(SITES):
+                level_from = None
+                if all(self._run.ended_for_good(site) for site in range(len(SITES))):
+                    return False
+                continue
+            newest = [self._seen.newest(site) for site in range(len(SITES))]
+            steps = [one.step for one in newest if one is not None and one.time > since]
+            if len(steps) < len(SITES):
+                continue
+            if level_from is None:
+                level_from = max(steps)
+            if min(steps) >= level_from + _LEVEL_STEPS:
+                return True
+        return False
+
+    def _newest_step(self) -> int:
+        newest = [self._seen.newest(site) for site in range(len(SITES))]
+        return max((one.step for one in newest if one is not None), default=0)
+
+
+def undisturbed_losses(
+    folder: Path, config: Path, last_step: int, say: Callable[[str], None]
+) -> dict[int, float]:
+    """Train without faults, namespaces and quotas; return the losses by step.
+
+    Args:
+        folder: of the run.
+        config: of the run.
+        last_step: the run ends when it has done so many steps.
+        say: shows a line.
+    """
+    folder.mkdir()
+    record = folder / "membership.json"
+    jobs, logs = [], []
+    for site, variables in zip(SITES, site_variables(SITES), strict=True):
+        line = command(config, "--run_directory", str(folder / RUN))
+        line += ["--islands.lease.path", str(record)]
+        logs.append(log := folder / f"{site}.log")
+        with log.open("wb") as output:
+            cache = {"XDG_CACHE_HOME": str(folder / f"{site}-cache")}
+            jobs.append(
+                subprocess.Popen(
+                    line, env=environment(**variables, **cache), stdout=output, stderr=output
+                )
+            )
+    metrics = folder / RUN / SITES[0]
+    found: dict[int, float] = {}
+    try:
+        while max(found, default=0) < last_step and all(job.poll() is None for job in jobs):
+            time.sleep(1.0)
+            with contextlib.suppress(FileNotFoundError, json.JSONDecodeError):
+                found = losses(metrics)
+        if any(job.poll() for job in jobs):
+            say("\n".join(log.read_text(errors="replace")[-1000:] for log in logs))
+    finally:
+        for job in jobs:
+            job.send_signal(signal.SIGKILL)
+            job.wait()
+    return found
+
+
+def other_losses(seen: Mapping[int, float], undisturbed: Mapping[int, float]) -> dict[int, float]:
+    """Return the relative distance of each loss that is not the undisturbed one, by step."""
+    return {
+        step: abs(loss - undisturbed[step]) / max(abs(undisturbed[step]), sys.float_info.min)
+        for step, loss in seen.items()
+        if step in undisturbed and loss != undisturbed[step]
+    }

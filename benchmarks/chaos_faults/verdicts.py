@@ -1,0 +1,244 @@
+"""Judgment of one fault from what was seen: each bound that did not hold, in words."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from chaos_faults.drawn_faults import Outcome
+from chaos_faults.sightings import EventSeen, StepSeen
+
+DEATH_SECONDS, NEXT_STEP_SECONDS, REJOIN_SECONDS = 1.0, 2.0, 60.0
+SLACK_SECONDS = 1.5
+"""A site sends a sign of life each second, and looks at others between two actions."""
+LONGEST_GAP = 2.0
+"""Time between two steps of a survivor, in medians of its steps without the lost site."""
+FENCED = 4
+
+
+class Seen(NamedTuple):
+    """What was seen of a fault; times are seconds on the system's clock, sites are numbers."""
+
+    names: Sequence[str]
+    """Names of all sites."""
+    outcome: Outcome
+    targets: frozenset[int]
+    """Sites that may be lost."""
+    losses: int
+    """How many of them are."""
+    lease_seconds: float
+    """The eviction time."""
+    held_by_target: bool
+    """A site that may be lost held the record."""
+    began: float
+    struck: Mapping[int, float]
+    """Time at which each of those sites was struck."""
+    over: float
+    """End of the fault, when its sites can return."""
+    until: float
+    """End of the watch."""
+    next_step_factor: float
+    """Time that a step may take while a fault lasts that nobody is to notice, in steps."""
+    steps: Mapping[int, Sequence[StepSeen]]
+    """Steps of each site, from 30 s before the fault on."""
+    lost: Sequence[EventSeen]
+    """Events that say so."""
+    codes: Mapping[int, Sequence[int]]
+    """Exit codes of each site's processes that ended after the fault began."""
+    members_back: bool
+    """All sites train together at the end."""
+    calm_gap: float = LONGEST_GAP
+    """Longest time between two steps without faults, in medians: saves and other programs."""
+
+
+class Verdict(NamedTuple):
+    """Seconds of a fault, and what was missed; None: it did not come, or is not to come."""
+
+    lost: tuple[int, ...]
+    detection: float | None
+    """Until the last of the survivors says that the site is lost."""
+    next_step: float | None
+    """From there until all survivors have done a step."""
+    rejoin: float | None
+    """From the end of the fault until the site has done a step with the others."""
+    median_step: float | None
+    """Of survivors without the lost site; of all, if none is lost."""
+    longest_gap: float | None
+    """Between two steps of a survivor, until the site is back; of all, if none is lost."""
+    lost_steps: int
+    """Steps that a survivor has done again."""
+    misses: tuple[str, ...]
+
+    @property
+    def has_no_gap(self) -> bool:
+        """No two steps of a survivor are further apart than two medians."""
+        longest, median = self.longest_gap, self.median_step
+        return longest is None or median is None or longest <= LONGEST_GAP * median
+
+
+def longest_gap(steps: Sequence[StepSeen]) -> float:
+    """Return the longest time between two steps of a site, in medians."""
+    times = [one.time for one in steps]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    return max(gaps) / statistics.median(gaps) if gaps else 0.0
+
+
+def judged(seen: Seen) -> Verdict:
+    """Hold what was seen to the bounds."""
+    lost = _lost_sites(seen)
+    survivors = [site for site in range(len(seen.names)) if site not in lost]
+    misses = _wrong_losses(seen, lost)
+    lost_steps = sum(_steps_done_again(seen.steps[site]) for site in survivors)
+    if lost_steps:
+        misses.append(f"survivors did {lost_steps} steps again")
+    for site in survivors:
+        if codes := seen.codes.get(site):
+            misses.append(f"survivor {seen.names[site]} ended with code {codes[0]}")
+    if seen.outcome == "nothing" or not lost:
+        return _of_nobody(seen, survivors, lost_steps, misses)
+    return _of_lost(seen, lost, survivors, lost_steps, misses)
+
+
+def _lost_sites(seen: Seen) -> tuple[int, ...]:
+    return tuple(
+        site
+        for site, name in enumerate(seen.names)
+        if any(f"site {name} is lost (" in event.text for event in seen.lost)
+    )
+
+
+def _wrong_losses(seen: Seen, lost: tuple[int, ...]) -> list[str]:
+    names = [seen.names[site] for site in sorted(seen.targets)]
+    misses = [f"{seen.names[site]} was lost too" for site in lost if site not in seen.targets]
+    found = len(seen.targets.intersection(lost))
+    if found < seen.losses:
+        misses.append(f"{found} of {seen.losses} losses noticed, of {' or '.join(names)}")
+    elif found > seen.losses:
+        misses.append(f"{found} sites lost instead of {seen.losses}")
+    return misses
+
+
+def _steps_done_again(steps: Sequence[StepSeen]) -> int:
+    """Count the steps that a site did although it had done them before."""
+    newest, again = 0, set()
+    for seen in steps:
+        if seen.step <= newest:
+            again.add(seen.step)
+        newest = max(newest, seen.step)
+    return len(again)
+
+
+def _of_nobody(seen: Seen, survivors: Sequence[int], lost_steps: int, misses: list[str]) -> Verdict:
+    intervals = [
+        later - earlier
+        for site in survivors
+        for earlier, later in _pairs(seen.steps[site], before=seen.began)
+    ]
+    gaps = [
+        later - earlier
+        for site in survivors
+        for earlier, later in _pairs(seen.steps[site], since=seen.began)
+    ]
+    median = statistics.median(intervals) if intervals else None
+    longest = max(gaps, default=None)
+    later_steps = [
+        [one.time for one in seen.steps[site] if one.time > seen.began] for site in survivors
+    ]
+    next_step = None
+    if later_steps and all(later_steps):
+        next_step = max(times[0] for times in later_steps) - seen.began
+    if longest is None or median is None:
+        misses.append("no step after the fault")
+    elif longest > (bound := seen.next_step_factor * median + NEXT_STEP_SECONDS):
+        misses.append(f"{longest:.1f} s between two steps, {bound:.1f} allowed")
+    if not seen.members_back:
+        misses.append("not all sites train together at the end")
+    return Verdict((), None, next_step, None, median, longest, lost_steps, tuple(misses))
+
+
+def _of_lost(
+    seen: Seen,
+    lost: tuple[int, ...],
+    survivors: Sequence[int],
+    lost_steps: int,
+    misses: list[str],
+) -> Verdict:
+    told = [event for event in seen.lost if event.site in survivors]
+    if not survivors or not told:
+        return Verdict(lost, None, None, None, None, None, lost_steps, (*misses, "nobody is left"))
+    waits, known_at = [], seen.began
+    for site in lost:
+        for survivor in survivors:
+            notices = [
+                event.time
+                for event in told
+                if event.site == survivor and f"site {seen.names[site]} is lost (" in event.text
+            ]
+            if not notices:
+                misses.append(f"{seen.names[survivor]} did not say that {seen.names[site]} is lost")
+                continue
+            waits.append(notices[0] - seen.struck.get(site, seen.began))
+            known_at = max(known_at, notices[0])
+    detection = max(waits)
+    allowed = DEATH_SECONDS
+    if seen.outcome == "silence":
+        allowed = seen.lease_seconds * (2 if seen.held_by_target else 1) + SLACK_SECONDS
+    if detection > allowed:
+        misses.append(f"detected after {detection:.1f} s, {allowed:.1f} allowed")
+    first = {
+        site: next((one for one in seen.steps[site] if one.time > known_at), None)
+        for site in survivors
+    }
+    back = _back_at(seen, lost, max(event.step for event in told))
+    intervals = [
+        later - earlier
+        for site, one in first.items()
+        if one is not None
+        for earlier, later in _pairs(seen.steps[site], one.time, back or seen.until)
+    ]
+    median = statistics.median(intervals) if intervals else None
+    next_step = None
+    if any(one is None for one in first.values()):
+        misses.append("the survivors did not go on")
+    else:
+        next_step = max(one.time for one in first.values() if one is not None) - known_at
+        bound = (median or 0.0) + NEXT_STEP_SECONDS
+        if next_step > bound:
+            misses.append(f"next step after {next_step:.1f} s, {bound:.1f} allowed")
+    longest = max(intervals, default=None)
+    allowed_gap = max(LONGEST_GAP, seen.calm_gap)
+    if longest is not None and median is not None and longest > allowed_gap * median:
+        misses.append(f"{longest:.2f} s between two steps, median {median:.2f} s")
+    rejoin = None if back is None else back - seen.over
+    if back is None or not seen.members_back:
+        rejoin = None
+        misses.append("no rejoin")
+    elif rejoin is not None and rejoin > REJOIN_SECONDS:
+        misses.append(f"rejoin after {rejoin:.0f} s, {REJOIN_SECONDS:.0f} allowed")
+    if seen.outcome == "silence":
+        misses += [
+            f"{seen.names[site]} ended with code {codes[0] if codes else 'none'}, not {FENCED}"
+            for site in lost
+            if (codes := tuple(seen.codes.get(site, ())))[:1] != (FENCED,)
+        ]
+    return Verdict(lost, detection, next_step, rejoin, median, longest, lost_steps, tuple(misses))
+
+
+def _back_at(seen: Seen, lost: tuple[int, ...], step: int) -> float | None:
+    """Return the time at which the last of the lost sites has done a step after that one."""
+    times = []
+    for site in lost:
+        later = [one.time for one in seen.steps[site] if one.step > step and one.time > seen.over]
+        if not later:
+            return None
+        times.append(later[0])
+    return max(times)
+
+
+def _pairs(
+    steps: Sequence[StepSeen], since: float = 0.0, before: float = float("inf")
+) -> list[tuple[float, float]]:
+    """Return the times of each two steps in a row in a span, the first one after its beginning."""
+    times = [one.time for one in steps]
+    pairs = itertools.pairwise(times)
+    return [(earlier, later) for earlier, later in pairs if later > since and earlier < before]
