@@ -90,6 +90,8 @@ class Campaign:
 
     def __init__(self, run: SupervisedRun, sightings: Sightings, injector: Injector):
         self._run, self._seen, self._injector = run, sightings, injector
+        self._built_at = 0.0
+        """Time of the last start of all sites by `rebuild`, which goes back to a checkpoint."""
         self.calm_gap = 0.0
         """Longest time between two steps without faults, in medians."""
 
@@ -139,6 +141,7 @@ class Campaign:
         self._injector.undo()
         self._run.share_newest_checkpoint()
         self._run.start()
+        self._built_at = time.time()
         return self._level(time.time(), START_SECONDS)
 
     def _judge(
@@ -147,6 +150,7 @@ class Campaign:
         began = injected.began
         sites = range(len(SITES))
         lease = self._run.lease_seconds
+        since = max(began - _BEFORE_SECONDS, self._built_at)
         return judged(
             Seen(
                 SITES,
@@ -160,7 +164,7 @@ class Campaign:
                 injected.over,
                 until,
                 injected.next_step_factor,
-                {site: self._seen.steps_of(site, began - _BEFORE_SECONDS) for site in sites},
+                {site: self._seen.steps_of(site, since) for site in sites},
                 self._seen.events_since(began, "lost"),
                 {site: self._run.codes_since(site, sizes[site]) for site in sites},
                 level,

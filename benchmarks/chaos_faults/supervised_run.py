@@ -88,7 +88,7 @@ class SupervisedRun:
         self._supervisors = []
 
     def share_newest_checkpoint(self) -> None:
-        """Copy the newest checkpoint of all sites to those that lack it, as docs/islands.md says."""
+        """Copy the newest checkpoint of all sites to those that lack it."""
         folders = [run / "checkpoints" / site for run, site in zip(self.runs, SITES, strict=True)]
         steps = {site: committed_steps(folder) for site, folder in zip(SITES, folders, strict=True)}
         step, source = max((max(steps[site], default=0), site) for site in SITES)

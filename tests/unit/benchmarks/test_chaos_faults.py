@@ -1,0 +1,178 @@
+"""What `benchmarks/chaos.py` does without a run: drawing, reading of files, judging."""
+
+import collections
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
+NAMES = ("east", "mid", "west")
+
+
+@pytest.fixture
+def chaos(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    yield lambda name: importlib.import_module(f"chaos_faults.{name}")
+    for name in [name for name in sys.modules if name.startswith("chaos_faults")]:
+        del sys.modules[name]
+
+
+def test_a_seed_draws_the_same_faults_and_each_kind_as_often(chaos):
+    drawn = chaos("drawn_faults")
+    kinds = [kind for kind, about in drawn.KINDS.items() if about.in_default]
+    faults = drawn.drawn_faults(100, 7, 3, kinds)
+    assert faults == drawn.drawn_faults(100, 7, 3, kinds)
+    assert faults != drawn.drawn_faults(100, 8, 3, kinds)
+    assert [fault.number for fault in faults] == list(range(1, 101))
+    counts = collections.Counter(fault.kind for fault in faults)
+    assert set(counts) == set(kinds)
+    assert min(counts.values()) >= 6
+    assert all(fault.site != fault.other for fault in faults)
+    assert all(fault.site == 0 for fault in faults if fault.kind == "kill_first")
+    assert {fault.phase for fault in faults} == {"forward", "sum", "apply", "save", "join"}
+
+
+def test_a_growing_file_gives_whole_lines_once_and_tells_when_it_is_new(chaos, tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    file = chaos("growing_file").GrowingFile(path)
+    assert file.new_lines() == ([], False)
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert file.new_lines() == ([{"step": 1}, {"step": 2}], False)
+    with path.open("a") as appended:
+        appended.write('ep": 3}\n')
+    assert file.new_lines() == ([{"step": 3}], False)
+    replacement = tmp_path / "metrics.partial"
+    replacement.write_text('{"step": 1}\n')
+    replacement.replace(path)
+    assert file.new_lines() == ([{"step": 1}], True)
+    assert file.new_lines() == ([], False)
+
+
+def test_steps_that_a_restart_keeps_were_seen_before_and_others_are_done_again(chaos, tmp_path):
+    def write(*steps):
+        lines = [json.dumps({"step": step, "loss": 10.0 - step}) + "\n" for step in steps]
+        (tmp_path / "metrics.partial").write_text("".join(lines))
+        (tmp_path / "metrics.partial").replace(tmp_path / "metrics.jsonl")
+
+    sightings = chaos("sightings").Sightings([tmp_path])
+    write(1, 2, 3)
+    sightings.look()
+    write(1, 2)
+    sightings.look()
+    assert [seen.step for seen in sightings.steps] == [1, 2, 3]
+    with (tmp_path / "metrics.jsonl").open("a") as appended:
+        appended.write(json.dumps({"step": 3, "loss": 1.5}) + "\n")
+    sightings.look()
+    assert [seen.step for seen in sightings.steps] == [1, 2, 3, 3]
+    assert sightings.conflicts == ["step 3: 1.5 at site 0, 7.0 before"]
+
+
+def steps_of(chaos, site, first, last, start, *, hole=()):
+    """Steps a second apart, of which some are missing."""
+    seen = chaos("sightings").StepSeen
+    return [
+        seen(start + step - first, site, step, 1.0)
+        for step in range(first, last + 1)
+        if step not in hole
+    ]
+
+
+def lost_at(chaos, time, site, name, step=5):
+    text = f"site {name} is lost (it refuses connections); the run goes on"
+    return chaos("sightings").EventSeen(time, site, step, "lost", text)
+
+
+def seen_kill(chaos, **changes):
+    """East is killed at 104.5, noticed at 104.7, and back with step 30."""
+    values = {
+        "names": NAMES,
+        "outcome": "death",
+        "targets": frozenset({0}),
+        "losses": 1,
+        "lease_seconds": 8.0,
+        "held_by_target": True,
+        "began": 104.5,
+        "struck": {0: 104.5},
+        "over": 104.5,
+        "until": 140.0,
+        "next_step_factor": 1.0,
+        "steps": {
+            0: steps_of(chaos, 0, 1, 40, 100.0, hole=range(5, 30)),
+            1: steps_of(chaos, 1, 1, 40, 100.0),
+            2: steps_of(chaos, 2, 1, 40, 100.0),
+        },
+        "lost": [lost_at(chaos, 104.6, 1, "east"), lost_at(chaos, 104.7, 2, "east")],
+        "codes": {0: (137,)},
+        "members_back": True,
+    }
+    return chaos("verdicts").Seen(**values | changes)
+
+
+def test_a_kill_is_recovered_from_within_its_bounds(chaos):
+    verdict = chaos("verdicts").judged(seen_kill(chaos))
+    assert verdict.misses == ()
+    assert verdict.lost == (0,)
+    assert verdict.detection == pytest.approx(0.2)
+    assert verdict.next_step == pytest.approx(0.3)
+    assert verdict.rejoin == pytest.approx(24.5)
+    assert verdict.median_step == verdict.longest_gap == 1.0
+    assert verdict.has_no_gap
+
+
+def missed(chaos, **changes):
+    return chaos("verdicts").judged(seen_kill(chaos, **changes)).misses
+
+
+def test_each_bound_that_does_not_hold_is_named(chaos):
+    late = [lost_at(chaos, 106.0, 1, "east"), lost_at(chaos, 106.0, 2, "east")]
+    assert missed(chaos, lost=late) == ("detected after 1.5 s, 1.0 allowed",)
+    assert missed(chaos, members_back=False) == ("no rejoin",)
+    assert missed(chaos, codes={1: (1,)}) == ("survivor mid ended with code 1",)
+    mid_too = [*seen_kill(chaos).lost, lost_at(chaos, 104.8, 2, "mid")]
+    assert "mid was lost too" in missed(chaos, lost=mid_too)
+    assert missed(chaos, lost=[])[0] == "0 of 1 losses noticed, of east"
+    one = [lost_at(chaos, 104.6, 1, "east")]
+    assert missed(chaos, lost=one) == ("west did not say that east is lost",)
+    steps = dict(seen_kill(chaos).steps)
+    steps[1] = steps_of(chaos, 1, 1, 40, 100.0, hole=range(8, 12))
+    assert missed(chaos, steps=steps) == ("5.00 s between two steps, median 1.00 s",)
+    assert missed(chaos, steps=steps, calm_gap=5.0) == ()
+    steps[1] = steps_of(chaos, 1, 1, 40, 100.0, hole=range(6, 12))
+    assert missed(chaos, steps=steps) == ("next step after 6.3 s, 3.0 allowed",)
+    again = steps_of(chaos, 2, 1, 20, 100.0) + steps_of(chaos, 2, 19, 40, 120.0)
+    assert missed(chaos, steps={**seen_kill(chaos).steps, 2: again}) == (
+        "survivors did 2 steps again",
+    )
+
+
+def test_silence_has_the_eviction_time_and_the_site_ends_fenced(chaos):
+    silent = {"outcome": "silence", "held_by_target": False, "over": 120.0, "codes": {0: (4,)}}
+    silent["lost"] = [lost_at(chaos, 113.0, 1, "east"), lost_at(chaos, 113.0, 2, "east")]
+    assert missed(chaos, **silent) == ()
+    assert missed(chaos, **silent | {"codes": {0: (1,)}}) == ("east ended with code 1, not 4",)
+    silent["lost"] = [lost_at(chaos, 121.0, 1, "east"), lost_at(chaos, 121.0, 2, "east")]
+    assert missed(chaos, **silent) == ("detected after 16.5 s, 9.5 allowed",)
+    assert missed(chaos, **silent | {"held_by_target": True}) == ()
+
+
+def test_what_nobody_is_to_notice_loses_no_site(chaos):
+    steps = {site: steps_of(chaos, site, 1, 40, 100.0) for site in range(3)}
+    calm = {"outcome": "nothing", "targets": frozenset(), "losses": 0, "lost": [], "codes": {}}
+    calm |= {"steps": steps, "struck": {}}
+    assert missed(chaos, **calm) == ()
+    noticed = calm | {"lost": [lost_at(chaos, 106.0, 1, "east")]}
+    assert "east was lost too" in missed(chaos, **noticed)
+    steps[2] = steps_of(chaos, 2, 1, 40, 100.0, hole=range(8, 12))
+    assert missed(chaos, **calm) == ("5.0 s between two steps, 3.0 allowed",)
+    assert missed(chaos, **calm | {"next_step_factor": 10.0}) == ()
+
+
+def test_percentiles_are_values_that_were_measured(chaos):
+    percentiles = chaos("chaos_report").percentiles
+    assert percentiles([]) is None
+    assert percentiles([2.0]) == {"p50": 2.0, "p95": 2.0, "max": 2.0}
+    found = percentiles([float(value) for value in range(1, 101)])
+    assert found == {"p50": 50.5, "p95": 95.0, "max": 100.0}
