@@ -52,6 +52,8 @@ from support.full_disk import SmallDisk, small_disk
 from support.island_jobs import SETTINGS
 from support.small_runs import prepare_corpus, write_config
 
+from geojax.config.run_config import RunConfig
+
 OUTPUT = Path(__file__).parent / "results" / "chaos.json"
 LEASE_SECONDS = 8.0
 CORES = 0.5
@@ -181,7 +183,8 @@ def main() -> int:
         groups = stack.enter_context(quotas([f"{name}-{site}" for site in SITES], CORES))
         if groups is None:
             say("no cgroups here: each site takes what it gets")
-        run = SupervisedRun(folder, config, disks, network, groups, LEASE_SECONDS)
+        interval = RunConfig.load(config).checkpoint.interval
+        run = SupervisedRun(folder, config, disks, network, groups, LEASE_SECONDS, interval)
         with started(run), Sightings(run.written) as sightings:
             injector = Injector(run, sightings, rate)
             campaign = Campaign(run, sightings, injector)

@@ -198,17 +198,16 @@ class Injector:
     # Disks.
 
     def _full_disk(self, fault: Fault) -> Injected:
-        disk, log = self._run.disks[fault.site], self._run.logs[fault.site]
-        place = log.stat().st_size
-        hit = self._in_save(fault.site)
+        disk, place = self._run.disks[fault.site], self._run.log_sizes()[fault.site]
+        self._wait(lambda: self._is_before_save(fault.site), _SAVE_SECONDS)
         began = time.time()
         disk.fill()
-        warned = self._wait(
-            lambda: "No space left on device" in self._run.log_since(fault.site, place), 30.0
+        failed = self._wait(
+            lambda: "could not be saved" in self._run.log_since(fault.site, place), 30.0
         )
-        time.sleep(fault.moment * 3.0)
+        time.sleep(fault.moment)
         disk.empty()
-        return self._unnoticed(began, hit, "" if warned else "nothing said of the disk")
+        return self._unnoticed(began, failed, "" if failed else "no save has failed")
 
     # Waits.
 
@@ -312,6 +311,10 @@ class Injector:
     def _saves(self, site: int) -> bool:
         folder = self._run.runs[site] / "checkpoints" / SITES[site]
         return any(INTERRUPTED in path.name for path in folder.glob("*"))
+
+    def _is_before_save(self, site: int) -> bool:
+        newest, interval = self._seen.newest(site), self._run.save_interval
+        return newest is not None and newest.step % interval >= interval - 2
 
     def _in_save(self, site: int) -> bool:
         """Wait until a site begins a save."""

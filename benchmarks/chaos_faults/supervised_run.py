@@ -45,6 +45,7 @@ class SupervisedRun:
         network: joins the sites.
         groups: cgroup of each site; None: there are none.
         lease_seconds: silence after which a site is evicted.
+        save_interval: steps from one save to the next.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class SupervisedRun:
         network: RoutedSites,
         groups: Sequence[Path] | None,
         lease_seconds: float,
+        save_interval: int,
     ):
         self.folder, self.network, self.disks = folder, network, disks
-        self.lease_seconds = lease_seconds
+        self.lease_seconds, self.save_interval = lease_seconds, save_interval
         self.record_path = folder / "membership.json"
         self.runs = [disk.folder / RUN for disk in disks]
         self.logs = [folder / f"{site}.log" for site in SITES]
