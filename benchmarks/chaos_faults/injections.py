@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from chaos_faults.drawn_faults import Fault
-from chaos_faults.routed_sites import sent_bytes
 from chaos_faults.sightings import Sightings
 from chaos_faults.supervised_run import SITES, SupervisedRun
+from chaos_faults.traffic_of_sites import sent_bytes
 from geojax.checkpoint.folder import INTERRUPTED
 
 _PHASE_SECONDS = 20.0

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from chaos_faults.packet_drops import drop_packets
+from chaos_faults.traffic_of_sites import reset_connections
 from geojax.wan import require_namespaces
 from geojax.wan.namespaces import call, inside, remove
 
 _BURST_BYTES, _QUEUE_BYTES = 1 << 17, 1 << 22
+_COORDINATOR_PORT, _PORT = 61439, 61400
 
 
 class RoutedSites(NamedTuple):
@@ -18,6 +20,16 @@ class RoutedSites(NamedTuple):
     router: str
     namespaces: tuple[str, ...]
     addresses: tuple[str, ...]
+
+    @property
+    def coordinators(self) -> list[str]:
+        """host:port of each site, at which other sites start."""
+        return [f"{address}:{_COORDINATOR_PORT}" for address in self.addresses]
+
+    @property
+    def ports(self) -> list[int]:
+        """Port at which each site is reached by others."""
+        return [_PORT] * len(self.addresses)
 
     def command_prefix(self, site: int) -> list[str]:
         """Words before a command that runs in a site."""
@@ -62,18 +74,7 @@ class RoutedSites(NamedTuple):
 
     def reset(self, site: int, other: int) -> int:
         """Reset all connections between two sites; return their number."""
-        chosen = ["state", "established", "dst", self.addresses[other]]
-        where = self.command_prefix(site)
-        return len(call(*where, "ss", "--kill", "--no-header", "--tcp", *chosen).splitlines())
-
-
-def sent_bytes(process: int) -> int:
-    """Return the bytes that the namespace of a process has sent."""
-    for line in Path(f"/proc/{process}/net/dev").read_text().splitlines():
-        name, _, counters = line.partition(":")
-        if name.strip() == "eth0":
-            return int(counters.split()[8])
-    return 0
+        return reset_connections(self.addresses[other], self.command_prefix(site))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from support.processes import family
 from support.small_runs import REPOSITORY, environment
 
 from chaos_faults import half_cores
+from chaos_faults.loopback_sites import LoopbackSites
 from chaos_faults.routed_sites import RoutedSites
 from geojax.checkpoint.folder import committed_steps
 from geojax.errors import UserError
@@ -29,7 +30,6 @@ SITES = ("east", "mid", "west")
 RUN = "run"
 """Last part of each site's run directory, which names the run in the record."""
 _SUPERVISOR = Path(__file__).with_name("site_supervisor.py")
-_PORT, _FIRST_PORT = 61439, 61400
 _FAMILY_ABOVE = 3
 """Processes above the site's own: the reaper of the supervisor, the supervisor, and its reaper."""
 _ENDED = re.compile(r"exit code (\d+)")
@@ -53,7 +53,7 @@ class SupervisedRun:
         folder: Path,
         config: Path,
         disks: Sequence[SmallDisk],
-        network: RoutedSites,
+        network: RoutedSites | LoopbackSites,
         groups: Sequence[Path] | None,
         lease_seconds: float,
         save_interval: int,
@@ -137,14 +137,13 @@ class SupervisedRun:
         return [int(code) for code in _ENDED.findall(self.log_since(site, size))]
 
     def _start(self, site: int) -> "subprocess.Popen[bytes]":
-        coordinators = [f"{address}:{_PORT}" for address in self.network.addresses]
         variables = {
             "GEOJAX_SITE": SITES[site],
             "GEOJAX_ISLANDS": ",".join(SITES),
-            **_coordinator_variable(coordinators),
+            **_coordinator_variable(self.network.coordinators),
             "GEOJAX_KEY": self._key,
             "GEOJAX_ISLANDS_ADDRESS": self.network.addresses[site],
-            "GEOJAX_ISLANDS_PORT": str(_FIRST_PORT),
+            "GEOJAX_ISLANDS_PORT": str(self.network.ports[site]),
             "GEOJAX_HEARTBEAT_TIMEOUT": f"{self.lease_seconds:g}",
             "MALLOC_ARENA_MAX": "1",
             "COLUMNS": "1000",
