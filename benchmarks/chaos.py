@@ -60,28 +60,31 @@ CORES = 0.5
 MEGABITS = 40.0
 """Rate at which a site sends, by default."""
 DISK_MEGABYTES = 128
+CALM_SECONDS = 60.0
+"""Time without faults at the beginning."""
 TOLERANCE = 1e-6
 """Largest relative distance of a loss from the undisturbed one."""
-STEPS = 100_000
-"""More than a few hours have."""
+STEPS_A_SECOND = 6
+"""More than half a core does."""
 
 
-def small_config(folder: Path) -> Path:
-    """Write a run of three sites on a small model; return the config's path."""
+def small_config(folder: Path, hours: float) -> Path:
+    """Write a run of three sites on a small model, of so many hours; return the config's path."""
+    steps = round((hours + 0.5) * 3600 * STEPS_A_SECOND)
     settings = SETTINGS | {
-        "steps": STEPS,
+        "steps": steps,
         "simulate_devices": 1,
         "mesh": {"dc": len(SITES)},
         "batch": {"global_batch_size": 48, "sequence_length": 32, "microbatches": 4},
-        "evaluation": {"interval": 10 * STEPS, "sequences": 12},
+        "evaluation": {"interval": 2 * steps, "sequences": 12},
         "checkpoint": {"interval": 50, "keep": 3},
     }
     return write_config(folder / "small.yaml", prepare_corpus(folder), **settings)
 
 
-def chaos_config(folder: Path, given: Path | None) -> Path:
+def chaos_config(folder: Path, given: Path | None, hours: float) -> Path:
     """Write the config of the run with a record of who takes part; return its path."""
-    config = yaml.safe_load((given or small_config(folder)).read_text())
+    config = yaml.safe_load((given or small_config(folder, hours)).read_text())
     config["dc"] = {**config.get("dc", {}), "join": "islands"}
     islands = config.get("islands", {})
     islands |= {"on_loss": "go_on", "lease": {"path": str(folder / "membership.json")}}
@@ -171,7 +174,7 @@ def main() -> int:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="geojax-chaos-")))
         folder.mkdir(parents=True, exist_ok=True)
-        config = chaos_config(folder, options.config)
+        config = chaos_config(folder, options.config, options.hours)
         name = f"chaos{os.getpid()}"
         disks: list[SmallDisk] = []
         for site in SITES:
@@ -188,7 +191,7 @@ def main() -> int:
         with started(run), Sightings(run.written) as sightings:
             injector = Injector(run, sightings, rate)
             campaign = Campaign(run, sightings, injector)
-            if not campaign.begin():
+            if not campaign.begin(CALM_SECONDS):
                 say("the sites do not train")
                 say("".join(run.log_since(site, 0)[-3000:] for site in range(len(SITES))))
                 return 1

@@ -31,8 +31,6 @@ _BEFORE_SECONDS = 30.0
 """Time before a fault whose steps count as undisturbed."""
 _LEVEL_STEPS = 5
 """Steps of all sites together, after which the next fault comes."""
-_CALM_SECONDS = 60.0
-"""Time without faults at the beginning."""
 _REJOIN_WAIT_SECONDS = REJOIN_SECONDS + 20.0
 
 
@@ -95,12 +93,12 @@ class Campaign:
         self.calm_gap = 0.0
         """Longest time between two steps without faults, in medians."""
 
-    def begin(self) -> bool:
-        """Wait until all sites train, and watch them for a while; False: they do not."""
+    def begin(self, calm_seconds: float) -> bool:
+        """Wait until all sites train, and watch them for so long; False: they do not."""
         if not self._level(0.0, START_SECONDS):
             return False
         began = time.time()
-        time.sleep(_CALM_SECONDS)
+        time.sleep(calm_seconds)
         sites = range(len(SITES))
         self.calm_gap = max(longest_gap(self._seen.steps_of(site, began)) for site in sites)
         return True

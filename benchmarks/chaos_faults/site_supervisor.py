@@ -5,7 +5,9 @@
 The environment is the site's.
 """
 
+import io
 import sys
+import time
 
 from geojax.launch import Output, Worker, supervise_sites
 from geojax.launch import reaper as reaper_script
@@ -15,6 +17,25 @@ _LIMIT = 10**6
 """A site fails more often than the default lets it."""
 
 
+class StampedLines(io.TextIOBase):
+    """Standard output, with the system's clock before each line."""
+
+    def __init__(self) -> None:
+        self._at_start = True
+
+    def write(self, text: str) -> int:
+        """Write lines, or the rest of one."""
+        for piece in text.splitlines(keepends=True):
+            stamp = f"{time.time():.3f} " if self._at_start else ""
+            sys.stdout.write(stamp + piece)
+            self._at_start = piece.endswith("\n")
+        return len(text)
+
+    def flush(self) -> None:
+        """Hand over what was written."""
+        sys.stdout.flush()
+
+
 def main() -> int:
     """Run the site until its command ends for good; return the exit code."""
     site, *command = sys.argv[1:]
@@ -22,7 +43,8 @@ def main() -> int:
     prefix, command = command[:split], command[split + 1 :]
     reaped = [sys.executable, "-I", reaper_script.__file__, f"{_GRACE_SECONDS:g}", *command]
     worker = Worker(0, site, (*prefix, *reaped), {"PYTHONUNBUFFERED": "1"})
-    output = Output([worker], sys.stdout, sys.stderr)
+    lines = StampedLines()
+    output = Output([worker], lines, lines)
     outcomes = supervise_sites([[worker]], output, limit=_LIMIT, grace_seconds=_GRACE_SECONDS)
     codes = [outcome.exit_code for outcome in outcomes]
     output.log(f"site {site} ended for good, exit code {codes[0]}")

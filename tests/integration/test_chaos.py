@@ -1,0 +1,63 @@
+"""Six faults of a run of three sites, as `benchmarks/chaos.py` puts them in: all are recovered."""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from support.full_disk import SmallDisk, small_disk
+from support.island_jobs import SETTINGS
+from support.small_runs import write_config
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from chaos_faults.campaign import Campaign
+from chaos_faults.drawn_faults import KINDS, drawn_faults
+from chaos_faults.injections import Injector
+from chaos_faults.loopback_sites import loopback_sites
+from chaos_faults.sightings import Sightings
+from chaos_faults.supervised_run import SITES, SupervisedRun, started
+
+FAULTS = ("kill_first", "pause", "resets", "kill_holder", "full_disk", "kill_in_save")
+NEED_ROOT = {"resets", "full_disk"}
+LEASE_SECONDS = 6.0
+SAVE_INTERVAL = 20
+
+
+@pytest.fixture
+def disks(tmp_path):
+    """A disk of each site; one of root's can be filled."""
+    with contextlib.ExitStack() as stack:
+        folders = [tmp_path / f"{site}-disk" for site in SITES]
+        yield [stack.enter_context(small_disk(folder)) or SmallDisk(folder) for folder in folders]
+
+
+def test_a_run_recovers_from_faults_of_its_sites(corpus, disks, tmp_path):
+    islands = {"on_loss": "go_on", "lease": {"path": str(tmp_path / "membership.json")}}
+    settings = SETTINGS | {
+        "steps": 100_000,
+        "simulate_devices": 1,
+        "mesh": {"dc": 3},
+        "batch": {"global_batch_size": 24, "sequence_length": 32, "microbatches": 2},
+        "evaluation": {"interval": 100_000, "sequences": 12},
+        "checkpoint": {"interval": SAVE_INTERVAL},
+    }
+    config = write_config(tmp_path / "run.yaml", corpus, **settings | {"islands": islands})
+    network = loopback_sites(len(SITES))
+    run = SupervisedRun(tmp_path, config, disks, network, None, LEASE_SECONDS, SAVE_INTERVAL)
+    with started(run), Sightings(run.written) as sightings:
+        campaign = Campaign(run, sightings, Injector(run, sightings, 0.0))
+        assert campaign.begin(calm_seconds=1.0), "".join(map(str, run.logs))
+        for kind in FAULTS:
+            if kind in NEED_ROOT and os.geteuid():
+                continue
+            (fault,) = drawn_faults(1, 0, len(SITES), [kind])
+            trial = campaign.put(fault)
+            verdict = trial.verdict
+            logs = {site: run.log_since(number, 0)[-3000:] for number, site in enumerate(SITES)}
+            assert not trial.rebuilt, (trial, logs)
+            assert set(verdict.lost) == set(trial.injected.struck), (trial, logs)
+            assert verdict.lost_steps == 0, (trial, logs)
+            if KINDS[kind].outcome != "nothing":
+                assert verdict.rejoin is not None, (trial, logs)
+    assert sightings.conflicts == []
