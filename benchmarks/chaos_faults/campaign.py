@@ -60,6 +60,10 @@ class Trial(NamedTuple):
             for site, at in self.injected.struck.items()
         }
         injected |= {"struck": struck, "over": round(self.injected.over - self.injected.began, 3)}
+        expected = [[SITES[site] for site in sorted(sites)] for sites in self.injected.expected]
+        injected |= {"expected": expected}
+        expected = self.injected.expected
+        injected["expected"] = [[SITES[site] for site in sorted(sites)] for sites in expected]
         fault = self.fault._asdict()
         fault |= {"site": SITES[self.fault.site], "other": SITES[self.fault.other]}
         verdict = self.verdict._asdict()
@@ -153,10 +157,9 @@ class Campaign:
             Seen(
                 SITES,
                 KINDS[fault.kind].outcome,
-                frozenset(injected.struck),
-                injected.losses,
+                injected.expected,
                 lease,
-                injected.held_by_target,
+                injected.holder_is_silent,
                 began,
                 injected.struck,
                 injected.over,

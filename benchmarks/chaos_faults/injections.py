@@ -4,7 +4,7 @@ import itertools
 import signal
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from chaos_faults.drawn_faults import Fault
@@ -31,11 +31,12 @@ class Injected(NamedTuple):
     over: float
     struck: Mapping[int, float]
     """Sites that may be lost, and when each was struck."""
-    losses: int
-    """How many of them are to be lost."""
+    expected: Collection[frozenset[int]]
+    """Sites that are to be lost: one of these sets."""
     hit: bool
     """True if the drawn part of the step was seen."""
-    held_by_target: bool = False
+    holder_is_silent: bool = False
+    """The holder of the record stands still."""
     next_step_factor: float = 1.0
     """Time that a step may take during a fault that nobody is to notice, in steps."""
     note: str = ""
@@ -100,7 +101,7 @@ class Injector:
         hit = self._in_phase(site, fault)
         began = time.time()
         self._run.send(site, signal.SIGKILL)
-        return Injected(began, began, {site: began}, 1, hit)
+        return Injected(began, began, {site: began}, [frozenset({site})], hit)
 
     def _kill_in_save(self, fault: Fault) -> Injected:
         hit = self._in_save(fault.site)
@@ -108,7 +109,7 @@ class Injector:
         hit = hit and self._saves(fault.site)
         began = time.time()
         self._run.send(fault.site, signal.SIGKILL)
-        return Injected(began, began, {fault.site: began}, 1, hit)
+        return Injected(began, began, {fault.site: began}, [frozenset({fault.site})], hit)
 
     def _second_return(self, fault: Fault) -> Injected:
         began = time.time()
@@ -124,7 +125,7 @@ class Injector:
         self._run.send(fault.other, signal.SIGKILL)
         note = "the first was back before" if back else ""
         struck = {fault.site: began, fault.other: over}
-        return Injected(began, over, struck, 2, returns and not back, note=note)
+        return Injected(began, over, struck, [frozenset(struck)], returns and not back, note=note)
 
     def _pause(self, fault: Fault) -> Injected:
         hit = self._in_phase(fault.site, fault)
@@ -133,16 +134,19 @@ class Injector:
         self._run.send(fault.site, signal.SIGSTOP)
         self._until_gone_on(began, {fault.site}, fault)
         self._run.send(fault.site, signal.SIGCONT)
-        return Injected(began, time.time(), {fault.site: began}, 1, hit, held)
+        return Injected(
+            began, time.time(), {fault.site: began}, [frozenset({fault.site})], hit, held
+        )
 
     # Links.
 
     def _cut(self, fault: Fault) -> Injected:
         hit = self._in_phase(fault.site, fault)
-        targets = {fault.site, fault.other}
-        if fault.kind == "cut_site":
-            targets = {fault.site}
-        held = any(map(self._holds, targets))
+        expected = [frozenset({fault.site}), frozenset({fault.other})]
+        if fault.kind == "cut_site":  # a holder that reaches the record takes out the others
+            others = frozenset(range(len(SITES))) - {fault.site}
+            expected = [frozenset({fault.site}), others]
+        struck = frozenset.union(*expected)
         began = time.time()
         if fault.kind == "cut_site":
             self._network.isolate(fault.site)
@@ -150,9 +154,9 @@ class Injector:
             self._network.cut(fault.site, fault.other)
         else:
             self._network.drop(fault.site, fault.other)
-        self._until_gone_on(began, targets, fault)
+        self._until_gone_on(began, struck, fault)
         self._network.restore()
-        return Injected(began, time.time(), dict.fromkeys(targets, began), 1, hit, held)
+        return Injected(began, time.time(), dict.fromkeys(struck, began), expected, hit)
 
     def _short_cut(self, fault: Fault) -> Injected:
         hit = self._in_phase(fault.site, fault)
@@ -216,13 +220,13 @@ class Injector:
     ) -> Injected:
         over = time.time()
         self._steps(5)
-        return Injected(began, over, {}, 0, hit, next_step_factor=next_step_factor, note=note)
+        return Injected(began, over, {}, (), hit, next_step_factor=next_step_factor, note=note)
 
     def _holds(self, site: int) -> bool:
         record = self._run.record()
         return record is not None and record.holder == site
 
-    def _until_gone_on(self, began: float, targets: set[int], fault: Fault) -> None:
+    def _until_gone_on(self, began: float, targets: Collection[int], fault: Fault) -> None:
         """Wait until the others have gone on without one of the targets, or are far too late."""
         names = [SITES[site] for site in targets]
 

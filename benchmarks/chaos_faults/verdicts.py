@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from chaos_faults.drawn_faults import Outcome
@@ -22,17 +22,15 @@ class Seen(NamedTuple):
     names: Sequence[str]
     """Names of all sites."""
     outcome: Outcome
-    targets: frozenset[int]
-    """Sites that may be lost."""
-    losses: int
-    """How many of them are."""
+    expected: Collection[frozenset[int]]
+    """Sites that are to be lost: one of these sets."""
     lease_seconds: float
     """The eviction time."""
-    held_by_target: bool
-    """A site that may be lost held the record."""
+    holder_is_silent: bool
+    """The holder of the record stands still: another member takes it out, later."""
     began: float
     struck: Mapping[int, float]
-    """Time at which each of those sites was struck."""
+    """Time at which each site was struck."""
     over: float
     """End of the fault, when its sites can return."""
     until: float
@@ -108,14 +106,14 @@ def _lost_sites(seen: Seen) -> tuple[int, ...]:
 
 
 def _wrong_losses(seen: Seen, lost: tuple[int, ...]) -> list[str]:
-    names = [seen.names[site] for site in sorted(seen.targets)]
-    misses = [f"{seen.names[site]} was lost too" for site in lost if site not in seen.targets]
-    found = len(seen.targets.intersection(lost))
-    if found < seen.losses:
-        misses.append(f"{found} of {seen.losses} losses noticed, of {' or '.join(names)}")
-    elif found > seen.losses:
-        misses.append(f"{found} sites lost instead of {seen.losses}")
-    return misses
+    if frozenset(lost) in seen.expected or (not lost and seen.outcome == "nothing"):
+        return []
+
+    def named(sites: Collection[int]) -> str:
+        return " and ".join(seen.names[site] for site in sorted(sites)) or "nobody"
+
+    wanted = " or ".join(map(named, seen.expected)) or "nobody"
+    return [f"{named(lost)} lost instead of {wanted}"]
 
 
 def _steps_done_again(steps: Sequence[StepSeen]) -> int:
@@ -177,13 +175,14 @@ def _of_lost(
             if not notices:
                 misses.append(f"{seen.names[survivor]} did not say that {seen.names[site]} is lost")
                 continue
-            waits.append(notices[0] - seen.struck.get(site, seen.began))
-            known_at = max(known_at, notices[0])
-    detection = max(waits)
+            if site in seen.struck:
+                waits.append(notices[0] - seen.struck[site])
+                known_at = max(known_at, notices[0])
+    detection = max(waits, default=None)
     allowed = DEATH_SECONDS
     if seen.outcome == "silence":
-        allowed = seen.lease_seconds * (2 if seen.held_by_target else 1) + SLACK_SECONDS
-    if detection > allowed:
+        allowed = seen.lease_seconds * (2 if seen.holder_is_silent else 1) + SLACK_SECONDS
+    if detection is not None and detection > allowed:
         misses.append(f"detected after {detection:.1f} s, {allowed:.1f} allowed")
     first = {
         site: next((one for one in seen.steps[site] if one.time > known_at), None)

@@ -90,10 +90,9 @@ def seen_kill(chaos, **changes):
     values = {
         "names": NAMES,
         "outcome": "death",
-        "targets": frozenset({0}),
-        "losses": 1,
+        "expected": [frozenset({0})],
         "lease_seconds": 8.0,
-        "held_by_target": True,
+        "holder_is_silent": True,
         "began": 104.5,
         "struck": {0: 104.5},
         "over": 104.5,
@@ -132,8 +131,8 @@ def test_each_bound_that_does_not_hold_is_named(chaos):
     assert missed(chaos, members_back=False) == ("no rejoin",)
     assert missed(chaos, codes={1: (1,)}) == ("survivor mid ended with code 1",)
     mid_too = [*seen_kill(chaos).lost, lost_at(chaos, 104.8, 2, "mid")]
-    assert "mid was lost too" in missed(chaos, lost=mid_too)
-    assert missed(chaos, lost=[])[0] == "0 of 1 losses noticed, of east"
+    assert "east and mid lost instead of east" in missed(chaos, lost=mid_too)
+    assert missed(chaos, lost=[])[0] == "nobody lost instead of east"
     one = [lost_at(chaos, 104.6, 1, "east")]
     assert missed(chaos, lost=one) == ("west did not say that east is lost",)
     steps = dict(seen_kill(chaos).steps)
@@ -149,22 +148,22 @@ def test_each_bound_that_does_not_hold_is_named(chaos):
 
 
 def test_silence_has_the_eviction_time_and_the_site_ends_fenced(chaos):
-    silent = {"outcome": "silence", "held_by_target": False, "over": 120.0, "codes": {0: (4,)}}
+    silent = {"outcome": "silence", "holder_is_silent": False, "over": 120.0, "codes": {0: (4,)}}
     silent["lost"] = [lost_at(chaos, 113.0, 1, "east"), lost_at(chaos, 113.0, 2, "east")]
     assert missed(chaos, **silent) == ()
     assert missed(chaos, **silent | {"codes": {0: (1,)}}) == ("east ended with code 1, not 4",)
     silent["lost"] = [lost_at(chaos, 121.0, 1, "east"), lost_at(chaos, 121.0, 2, "east")]
     assert missed(chaos, **silent) == ("detected after 16.5 s, 9.5 allowed",)
-    assert missed(chaos, **silent | {"held_by_target": True}) == ()
+    assert missed(chaos, **silent | {"holder_is_silent": True}) == ()
 
 
 def test_what_nobody_is_to_notice_loses_no_site(chaos):
     steps = {site: steps_of(chaos, site, 1, 40, 100.0) for site in range(3)}
-    calm = {"outcome": "nothing", "targets": frozenset(), "losses": 0, "lost": [], "codes": {}}
+    calm = {"outcome": "nothing", "expected": [], "lost": [], "codes": {}}
     calm |= {"steps": steps, "struck": {}}
     assert missed(chaos, **calm) == ()
     noticed = calm | {"lost": [lost_at(chaos, 106.0, 1, "east")]}
-    assert "east was lost too" in missed(chaos, **noticed)
+    assert "east lost instead of nobody" in missed(chaos, **noticed)
     steps[2] = steps_of(chaos, 2, 1, 40, 100.0, hole=range(8, 12))
     assert missed(chaos, **calm) == ("5.0 s between two steps, 3.0 allowed",)
     assert missed(chaos, **calm | {"next_step_factor": 10.0}) == ()
