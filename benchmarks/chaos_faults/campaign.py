@@ -104,7 +104,10 @@ class Campaign:
         began = time.time()
         time.sleep(calm_seconds)
         sites = range(len(SITES))
-        self.calm_gap = max(longest_gap(self._seen.steps_of(site, began)) for site in sites)
+        interval = self._run.save_interval
+        self.calm_gap = max(
+            longest_gap(self._seen.steps_of(site, began), interval) for site in sites
+        )
         return True
 
     def put(self, fault: Fault) -> Trial:
@@ -169,6 +172,7 @@ class Campaign:
                 self._seen.events_since(began, "lost"),
                 {site: self._run.codes_since(site, sizes[site]) for site in sites},
                 level,
+                self._run.save_interval,
                 self.calm_gap,
             )
         )

@@ -13,6 +13,8 @@ SLACK_SECONDS = 1.5
 """A site sends a sign of life each second, and looks at others between two actions."""
 LONGEST_GAP = 2.0
 """Time between two steps of a survivor, in medians of its steps without the lost site."""
+STEPS_OF_SAVE = 5
+"""Steps after a save begins that are slower without faults too, and of which no gap counts."""
 FENCED = 4
 
 
@@ -45,6 +47,8 @@ class Seen(NamedTuple):
     """Exit codes of each site's processes that ended after the fault began."""
     members_back: bool
     """All sites train together at the end."""
+    save_interval: int
+    """Steps from one save to the next."""
     calm_gap: float = LONGEST_GAP
     """Longest time between two steps without faults, in medians: saves and other programs."""
 
@@ -62,7 +66,8 @@ class Verdict(NamedTuple):
     median_step: float | None
     """Of survivors without the lost site; of all, if none is lost."""
     longest_gap: float | None
-    """Between two steps of a survivor, until the site is back; of all, if none is lost."""
+    """Between two steps of a survivor beside saves, until the site is back; of all steps, if no
+    site is lost."""
     lost_steps: int
     """Steps that a survivor has done again."""
     misses: tuple[str, ...]
@@ -74,10 +79,9 @@ class Verdict(NamedTuple):
         return longest is None or median is None or longest <= LONGEST_GAP * median
 
 
-def longest_gap(steps: Sequence[StepSeen]) -> float:
-    """Return the longest time between two steps of a site, in medians."""
-    times = [one.time for one in steps]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+def longest_gap(steps: Sequence[StepSeen], save_interval: int) -> float:
+    """Return the longest time between two steps of a site beside saves, in medians."""
+    gaps = [later - earlier for earlier, later in _pairs(steps, save_interval)]
     return max(gaps) / statistics.median(gaps) if gaps else 0.0
 
 
@@ -193,7 +197,9 @@ def _of_lost(
         later - earlier
         for site, one in first.items()
         if one is not None
-        for earlier, later in _pairs(seen.steps[site], one.time, back or seen.until)
+        for earlier, later in _pairs(
+            seen.steps[site], seen.save_interval, one.time, back or seen.until
+        )
     ]
     median = statistics.median(intervals) if intervals else None
     next_step = None
@@ -235,9 +241,18 @@ def _back_at(seen: Seen, lost: tuple[int, ...], step: int) -> float | None:
 
 
 def _pairs(
-    steps: Sequence[StepSeen], since: float = 0.0, before: float = float("inf")
+    steps: Sequence[StepSeen],
+    save_interval: int | None = None,
+    since: float = 0.0,
+    before: float = float("inf"),
 ) -> list[tuple[float, float]]:
-    """Return the times of each two steps in a row in a span, the first one after its beginning."""
-    times = [one.time for one in steps]
-    pairs = itertools.pairwise(times)
-    return [(earlier, later) for earlier, later in pairs if later > since and earlier < before]
+    """Return the times of each two steps in a row in a span, the first one after its beginning.
+
+    Those beside a save are left out if its interval is given.
+    """
+    return [
+        (earlier.time, later.time)
+        for earlier, later in itertools.pairwise(steps)
+        if later.time > since and earlier.time < before
+        if save_interval is None or (later.step - 1) % save_interval >= STEPS_OF_SAVE
+    ]

@@ -106,6 +106,7 @@ def seen_kill(chaos, **changes):
         "lost": [lost_at(chaos, 104.6, 1, "east"), lost_at(chaos, 104.7, 2, "east")],
         "codes": {0: (137,)},
         "members_back": True,
+        "save_interval": 1000,
     }
     return chaos("verdicts").Seen(**values | changes)
 
@@ -139,6 +140,7 @@ def test_each_bound_that_does_not_hold_is_named(chaos):
     steps[1] = steps_of(chaos, 1, 1, 40, 100.0, hole=range(8, 12))
     assert missed(chaos, steps=steps) == ("5.00 s between two steps, median 1.00 s",)
     assert missed(chaos, steps=steps, calm_gap=5.0) == ()
+    assert missed(chaos, steps=steps, save_interval=7) == (), "a save began after step 7"
     steps[1] = steps_of(chaos, 1, 1, 40, 100.0, hole=range(6, 12))
     assert missed(chaos, steps=steps) == ("next step after 6.3 s, 3.0 allowed",)
     again = steps_of(chaos, 2, 1, 20, 100.0) + steps_of(chaos, 2, 19, 40, 120.0)
