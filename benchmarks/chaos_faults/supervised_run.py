@@ -140,7 +140,7 @@ class SupervisedRun:
         variables = {
             "GEOJAX_SITE": SITES[site],
             "GEOJAX_ISLANDS": ",".join(SITES),
-            **_coordinator_variable(self.network.coordinators),
+            VARIABLES["coordinators"]: ",".join(self.network.coordinators),
             "GEOJAX_KEY": self._key,
             "GEOJAX_ISLANDS_ADDRESS": self.network.addresses[site],
             "GEOJAX_ISLANDS_PORT": str(self.network.ports[site]),
@@ -165,12 +165,6 @@ class SupervisedRun:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-
-
-def _coordinator_variable(coordinators: Sequence[str]) -> dict[str, str]:
-    if "coordinators" in VARIABLES:
-        return {VARIABLES["coordinators"]: ",".join(coordinators)}
-    return {VARIABLES["coordinator"]: coordinators[0]}
 
 
 @contextlib.contextmanager
