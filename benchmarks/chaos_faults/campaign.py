@@ -31,7 +31,6 @@ _BEFORE_SECONDS = 30.0
 """Time before a fault whose steps count as undisturbed."""
 _LEVEL_STEPS = 5
 """Steps of all sites together, after which the next fault comes."""
-_REJOIN_WAIT_SECONDS = REJOIN_SECONDS + 20.0
 
 
 class Trial(NamedTuple):
@@ -88,10 +87,18 @@ class Campaign:
         run: the run.
         sightings: what its sites write.
         injector: puts faults in.
+        rejoin_seconds: longest wait for a site to be back.
     """
 
-    def __init__(self, run: SupervisedRun, sightings: Sightings, injector: Injector):
+    def __init__(
+        self,
+        run: SupervisedRun,
+        sightings: Sightings,
+        injector: Injector,
+        rejoin_seconds: float = REJOIN_SECONDS + 20.0,
+    ):
         self._run, self._seen, self._injector = run, sightings, injector
+        self._rejoin_seconds = rejoin_seconds
         self._built_at = 0.0
         """Time of the last start of all sites by `rebuild`, which goes back to a checkpoint."""
         self.calm_gap = 0.0
@@ -117,7 +124,7 @@ class Campaign:
         first_step = self._newest_step()
         injected = self._injector.put(fault)
         expects_return = KINDS[fault.kind].outcome != "nothing"
-        level = self._level(injected.over, _REJOIN_WAIT_SECONDS if expects_return else 30.0)
+        level = self._level(injected.over, self._rejoin_seconds if expects_return else 30.0)
         until = time.time()
         verdict = self._judge(fault, injected, sizes, until, level)
         survivors = [site for site in range(len(SITES)) if site not in verdict.lost]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.full_disk import SmallDisk, small_disk
 from support.island_jobs import SETTINGS
-from support.small_runs import write_config
+from support.small_runs import TIMEOUT, write_config
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from chaos_faults.campaign import Campaign
@@ -46,7 +46,7 @@ def test_a_run_recovers_from_faults_of_its_sites(corpus, disks, tmp_path):
     network = loopback_sites(len(SITES))
     run = SupervisedRun(tmp_path, config, disks, network, None, LEASE_SECONDS, SAVE_INTERVAL)
     with started(run), Sightings(run.written) as sightings:
-        campaign = Campaign(run, sightings, Injector(run, sightings, 0.0))
+        campaign = Campaign(run, sightings, Injector(run, sightings, 0.0), rejoin_seconds=TIMEOUT)
         assert campaign.begin(calm_seconds=1.0), "".join(map(str, run.logs))
         for kind in FAULTS:
             if kind in NEED_ROOT and os.geteuid():
