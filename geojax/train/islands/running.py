@@ -30,9 +30,9 @@ class RunningFacts(Settings):
     """JSON of what a checkpoint says of the run."""
     save_name: str = pydantic.Field(pattern="^[0-9a-f]{32}$")
     """Name of the saves of all sites."""
-    begun_at: int = pydantic.Field(ge=0)
+    begun_at: int = pydantic.Field(ge=0, le=2**53)
     """Steps done when the run was started."""
-    consumed_sequences: int = pydantic.Field(ge=0)
+    consumed_sequences: int = pydantic.Field(ge=0, le=2**53)
     """Sequences of the data that these consumed."""
 
     @classmethod
