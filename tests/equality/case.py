@@ -248,6 +248,10 @@ class Case:
             return "what is sent beside layers is in loops over them"
         if self.head and (self.axes["stage"] == 1 or self.model.num_nextn_predict_layers):
             return "one stage, or modules for later tokens"
+        comes_round = sum(self.hops[: self.axes["stage"]]) if self.schedule else 0
+        is_interleaved = self.schedule == "interleaved" and not self.through_sites
+        if is_interleaved and comes_round > self.microbatches:
+            return "too few microbatches until one comes round to its stage's next chunk"
         if self.overlap and self.through_sites:
             return "stages that are sites reduce nothing between them"
         try:

@@ -239,19 +239,20 @@ class Layers:
         x_cotangent, balance_cotangent = cotangents
         starts = self._firsts
 
-        def of_layer(span: int, carry: Any, index: jax.Array) -> tuple[Any, Parameters]:
+        def of_layer(
+            span: int, is_alone: bool, carry: Any, index: jax.Array
+        ) -> tuple[Any, Parameters]:
             x_cotangent, prefetched = carry
             own, prefetched = weights[span].source.take(
                 prefetched, index, jnp.maximum(index - 1, 0)
             )
             number = self.first_layer + starts[span] + index
             kept = self.store.get(residuals[span], index)
-            count = self.spans[span].count
             if self.is_unrolled:
                 # XLA would keep what later layers leave for their weights, or compute this one
                 # again while others still go forwards.
                 kept, x_cotangent = barrier((kept, x_cotangent))
-            if isinstance(count, int) and count == 1:
+            if is_alone:
                 # XLA unrolls a loop of one iteration, and could compute its layer again while
                 # others still go forwards. XLA for CPUs drops the barrier.
                 kept = after(kept, x_cotangent)
@@ -263,8 +264,12 @@ class Layers:
             return (typed_like(made, x_cotangent), prefetched), gradient
 
         def iteration(
-            span_lengths: Sequence[tuple[int, int]], carry: tuple[Any, Any], indices: jax.Array
+            span_lengths: Sequence[tuple[int, int]],
+            is_loop: bool,
+            carry: tuple[Any, Any],
+            indices: jax.Array,
         ) -> tuple[Any, None]:
+            is_loop &= len(span_lengths) == 1
             (x_cotangent, prefetched), sums = carry
             prefetched = list(prefetched)
             gradients: list[Parameters] = []
@@ -272,7 +277,7 @@ class Layers:
             for span, length in reversed(span_lengths):
                 own = indices[end - length : end] - starts[span]
                 (x_cotangent, prefetched[span]), made = stacking_scan(
-                    functools.partial(of_layer, span),
+                    functools.partial(of_layer, span, length == 1 and not is_loop),
                     (x_cotangent, prefetched[span]),
                     own,
                     reverse=True,
@@ -293,7 +298,7 @@ class Layers:
             carry = lax.fori_loop(
                 jnp.int32(0),
                 count,
-                lambda done, carry: iteration([(0, 1)], carry, (count - 1 - done)[None])[0],
+                lambda done, carry: iteration([(0, 1)], True, carry, (count - 1 - done)[None])[0],
                 carry,
             )
         (x, prefetched), sums = carry
@@ -377,6 +382,8 @@ class Layers:
     ) -> Any:
         """Run an iteration over each bucket, the last one first.
 
+        An iteration is told whether it is the body of a loop, which XLA does not unroll.
+
         The first iterations, in which the structure of the sink's sums may change, are in no loop;
         then comes a loop over all buckets that lie alike in the spans, and so on.
         """
@@ -386,14 +393,17 @@ class Layers:
         in_loops = max(len(buckets) - warmup_iterations, 0)
         for number in reversed(range(in_loops, len(buckets))):
             span_lengths = _span_lengths(buckets[number], starts, ends)
-            carry, _ = iteration(span_lengths, carry, jnp.asarray(buckets[number]))
+            carry, _ = iteration(span_lengths, False, carry, jnp.asarray(buckets[number]))
         loops = itertools.groupby(
             buckets[:in_loops], key=lambda bucket: _span_lengths(bucket, starts, ends)
         )
         for span_lengths, alike in reversed([(lengths, list(group)) for lengths, group in loops]):
             indices = jnp.asarray(np.stack(alike))
             carry, _ = lax.scan(
-                functools.partial(iteration, span_lengths), carry, indices, reverse=True
+                functools.partial(iteration, span_lengths, len(alike) > 1),
+                carry,
+                indices,
+                reverse=True,
             )
         return carry
 
