@@ -44,7 +44,7 @@ class LossSettings(Settings):
     lease: LeaseSettings | None = None
     """The record by which the sites decide who goes on. null: none, with on_loss "restart"."""
 
-    join_pause: Annotated[float, pydantic.Field(ge=0, le=3600, allow_inf_nan=False)] = (
+    join_pause: Annotated[float, pydantic.Field(ge=0, le=60, allow_inf_nan=False)] = (
         JOIN_PAUSE_SECONDS
     )
     """Longest pause of the others, in seconds, for a site that returns and does not catch up with

@@ -58,6 +58,7 @@ from geojax.train.goodput import process_began
 from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
 from geojax.train.islands.membership import begin_membership, membership_of, open_door
 from geojax.train.islands.running import RunningFacts
+from geojax.train.islands.time_outs import time_out_lines
 from geojax.train.joined_sites import joined_sites, refuse_other_weights
 from geojax.train.local_product import agreed_count, local_product
 from geojax.train.metrics import MetricsWriter
@@ -209,6 +210,8 @@ class Trainer:
         self.state, self.step_number, self.consumed_sequences = self._begun(
             given, newest, weights, require_checkpoint
         )
+        if self.membership is not None:
+            self._log("\n".join(time_out_lines(self.config, self._processes)))
         if self.membership is not None and self._running is None:
             assert self._joined is not None, "a site with a membership has joined others"
             begin_membership(
