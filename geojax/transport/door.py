@@ -39,6 +39,8 @@ class Door:
     def __init__(self, island: IslandSettings, endpoint: str, facts: str):
         self.arrivals: queue.SimpleQueue[Presence] = queue.SimpleQueue()
         """Processes of other sites that have come with an endpoint."""
+        self.problem: str | None = None
+        """Reason why nobody can come, or could not at one time."""
         self._island, self._endpoint, self._facts = island, endpoint, facts
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="geojax door", daemon=True).start()
@@ -65,7 +67,8 @@ class Door:
                 )
             except MissingProcessesError:  # nobody has come
                 continue
-            except (UserError, RunError):  # the port is taken, or somebody does not fit
+            except (UserError, RunError) as error:  # the port is taken, or somebody does not fit
+                self.problem = str(error)
                 self._closed.wait(_PAUSE_SECONDS)
                 continue
             _, guest = everyone.processes

@@ -105,6 +105,8 @@ class SiteMembership:
         self.taking_part: frozenset[int] = frozenset(range(transport.sites))
         """Sites with which this one exchanges messages at this step of its own."""
         self._door: Door | None = None
+        self._problem: str | None = None
+        """The problem of the door that was told last."""
         self._guests: dict[int, Peer] = {}
         """Starts of other sites' processes that are taken up when the record lacks these sites."""
         self._state: MemberState | None = None
@@ -389,6 +391,11 @@ class SiteMembership:
         """Take up the processes of sites that have come to the door, if the record lacks these."""
         if self._door is None:
             return
+        if self._door.problem not in (None, self._problem):
+            self._problem = self._door.problem
+            assert self._state is not None, "the run has begun"
+            text = f"a lost site may not come in here: {self._problem}"
+            self._tell("lost", self._state.applied + 1, text)
         with contextlib.suppress(queue.Empty):
             while True:
                 self._welcome(self._door.arrivals.get_nowait())

@@ -86,3 +86,10 @@ def test_a_site_to_which_nobody_answers_says_so(doors):
     back = begin(Membership(place("east", doors), 0, 1, {}), LIMITS)
     with pytest.raises(RunError, match="no other site of the run that goes on answers"):
         enter(back, 1.0)
+
+
+def test_a_door_whose_port_is_taken_says_so_and_opens_later(doors):
+    host, port = doors[1].split(":")
+    with socket.create_server((host, int(port))), living("mid", doors) as (_, door):
+        wait_until(lambda: door.problem is not None)
+        assert f"cannot listen on port {port}" in door.problem
