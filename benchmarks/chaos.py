@@ -27,7 +27,6 @@ import json
 import os
 import platform
 import shlex
-import signal
 import sys
 import tempfile
 import time
@@ -50,6 +49,7 @@ from chaos_faults.sightings import Sightings
 from chaos_faults.supervised_run import SITES, SupervisedRun, started
 from support.full_disk import SmallDisk, small_disk
 from support.island_jobs import SETTINGS
+from support.processes import end_by_exceptions
 from support.small_runs import prepare_corpus, write_config
 
 from geojax.config.run_config import RunConfig
@@ -154,15 +154,9 @@ def with_wrong_losses(
     return judged, lines
 
 
-def _end(number: int, frame: Any) -> None:
-    raise SystemExit(128 + number)
-
-
 def main() -> int:
     """Put in the faults, print the table, write the record."""
-    # On the way out of an exception sites end, disks are unmounted and links are taken down.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    end_by_exceptions()  # on whose way out sites end, disks are unmounted and links are taken down
     options = parsed()
     console = Console(width=160, highlight=False, markup=False)
     say = console.print

@@ -46,7 +46,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from support.bridged_sites import BridgedSites, bridged_sites
 from support.full_disk import small_disk
 from support.island_jobs import SETTINGS, SITES, site_variables
-from support.processes import family
+from support.processes import end_by_exceptions, family
 from support.small_runs import command, environment, losses, prepare_corpus, write_config
 
 NAME = "island-faults"
@@ -353,15 +353,9 @@ def record(path: Path, found: dict[str, list[Round]]) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def _end(number: int, frame: Any) -> None:
-    raise SystemExit(128 + number)
-
-
 def main() -> int:
     """Run the faults, print the table, write the record."""
-    # On the way out of an exception jobs end, disks are unmounted and the link is taken down.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+    end_by_exceptions()  # on whose way out jobs end, disks are unmounted and the link is taken down
     options = parsed()
     console = Console(width=150, highlight=False, markup=False)
     rng = random.Random(options.seed)

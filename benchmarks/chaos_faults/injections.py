@@ -253,7 +253,11 @@ class Injector:
         leader = self._leader()
         newest = self._seen.newest(leader)
         target = (newest.step if newest else 0) + count
-        done = lambda: (seen := self._seen.newest(leader)) is not None and seen.step >= target  # noqa: E731
+
+        def done() -> bool:
+            seen = self._seen.newest(leader)
+            return seen is not None and seen.step >= target
+
         return self._wait(done, 60.0 + 20.0 * count * self.median_step())
 
     @staticmethod

@@ -91,12 +91,13 @@ def facts_of_running(config: RunConfig, island: IslandSettings) -> RunningFacts 
     deadline = time.monotonic() + (_ASK_SECONDS if is_out else 0.0)
     while not (answers := ask_doors(island)) and time.monotonic() < deadline:
         continue
-    for _, facts in answers.values():
-        try:
-            return RunningFacts.model_validate_json(facts)
-        except pydantic.ValidationError:
-            raise UserError(
-                "the run goes on at the other sites with another version of geojax; start this "
-                "site with theirs"
-            ) from None
-    return None
+    if not answers:
+        return None
+    (_, facts), *_ = answers.values()
+    try:
+        return RunningFacts.model_validate_json(facts)
+    except pydantic.ValidationError:
+        raise UserError(
+            "the run goes on at the other sites with another version of geojax; start this site "
+            "with theirs"
+        ) from None
