@@ -102,9 +102,9 @@ class Islands:
         microbatches = self.plans[0].layout.batch.microbatches
         self.schedule = breadth_first(CHUNKS, microbatches, HELD)
 
-    def train(self, folder, steps, deaths=(), lease=LEASE):
+    def train(self, folder, steps, deaths=(), lease=LEASE, without_door=None):
         """Train so many steps; the metrics of each step and the state of each site that is left."""
-        run = _Run(self, Path(folder), steps, deaths, lease)
+        run = _Run(self, Path(folder), steps, deaths, lease, without_door)
         threads = [threading.Thread(target=run.site, args=(site,)) for site in range(len(NAMES))]
         for thread in threads:
             thread.start()
@@ -123,7 +123,8 @@ def settings_of(site, doors):
 
 
 class _Run:
-    def __init__(self, islands, folder, steps, deaths, lease):
+    def __init__(self, islands, folder, steps, deaths, lease, without_door):
+        self._without_door = without_door
         self.metrics, self.states, self.errors = {}, {}, {}
         self.returned_at, self.times = {}, {site: [] for site in range(len(NAMES))}
         self._doors = tuple(f"127.0.0.1:{free_port()}" for _ in NAMES)
@@ -174,7 +175,8 @@ class _Run:
         record = record_of_start(membership.store, "record", transport, island.plan.mesh)
         programs = island.walk.programs
         membership.begin(record, programs.sums, saved=0, last_step=self._steps)
-        membership.open_door(Door(joined.members.island, joined.endpoint.text(), "a run"))
+        if site != self._without_door:
+            membership.open_door(Door(joined.members.island, joined.endpoint.text(), "a run"))
         walk = Walk(island.walk.actions, island.walk.windows, programs, transport)
         self._train(site, membership, walk, 0, jax.tree.map(jnp.copy, islands.first_states[site]))
 

@@ -190,12 +190,29 @@ class SiteMembership:
         None: nothing is here yet.
 
         Raises:
-            RunError: a site that takes part is lost.
+            RunError: a site that takes part is lost, or does not answer at its door.
         """
         self.poll()
+        self._require_all_members()
         if all(link.control.finished for link in self.transport.links.values()):
             raise RunError("the other sites have ended the run; this one has come too late")
         return self._works.popleft() if self._works else None
+
+    def _require_all_members(self) -> None:
+        """Check that this site, which returns, reaches all that take part: each waits for it then.
+
+        Raises:
+            RunError: it does not reach one.
+        """
+        assert self._state is not None, "the site returns"
+        members = () if self._state.record is None else self._state.record.members
+        unreached = set(members) - {self.transport.site, *self.transport.links}
+        if unreached:
+            names = " and ".join(self.transport.site_names[site] for site in sorted(unreached))
+            raise RunError(
+                f"site {names} takes part in the run, and does not answer at its door; start this "
+                "site again"
+            )
 
     def be_admitted(self) -> None:
         """Ask to take part from now on."""

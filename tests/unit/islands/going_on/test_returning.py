@@ -3,6 +3,8 @@
 import pytest
 from support.mortal_islands import NAMES, Death, assert_same
 
+from geojax.errors import RunError
+
 STEPS = 40
 
 
@@ -20,3 +22,9 @@ def test_a_site_that_died_returns_and_changes_no_bit(site, islands, undisturbed,
     for other in set(run.states) - {site}:
         assert sum(f"site {NAMES[site]} is lost (" in line for line in run.lines[other]) == 1
         assert sum(f"site {NAMES[site]} is back; " in line for line in run.lines[other]) == 1
+
+
+def test_a_site_that_does_not_reach_all_others_does_not_return(islands, tmp_path):
+    deaths = [Death(0, 2, 5, returns=True)]
+    with pytest.raises(RunError, match="site mid takes part in the run, and does not answer"):
+        islands.train(tmp_path, STEPS, deaths, without_door=NAMES.index("mid"))
