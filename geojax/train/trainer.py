@@ -411,11 +411,7 @@ class Trainer:
             state = run.take_state(run_state.begin(run), batch, running.save_name)
         step = int(state.step)
         self._log(f"the state of step {step} is here")
-        return _Start(state, step, self._consumed_at(running, step))
-
-    def _consumed_at(self, running: RunningFacts, step: int) -> int:
-        sizes, steps = self.config.batch.sizes, step - running.begun_at
-        return sizes.consumed_after(steps, running.consumed_sequences)
+        return _Start(state, step, running.consumed_at(step, self.config.batch.sizes))
 
     def _take_part(self) -> None:
         """Catch up with the run that goes on without this site, which returns, and take part."""
@@ -429,7 +425,8 @@ class Trainer:
         self.watchdog.begin("start", self.step_number)
         self.state = run.catch_up(self.state)
         self.step_number = int(self.state.step)
-        self.consumed_sequences = self._consumed_at(running, self.step_number)
+        sizes = self.config.batch.sizes
+        self.consumed_sequences = running.consumed_at(self.step_number, sizes)
         open_door(self.membership, self._joined, running)
 
     def fit(

@@ -75,7 +75,7 @@ def catch_up(membership: SiteMembership, programs: SitePrograms, state: TrainSta
         RunError: a site that takes part is lost.
     """
     membership.be_admitted()
-    while not membership.is_admitted():
+    while not membership.end_return():
         if (followed := _follow(membership, programs, state)) is None:
             time.sleep(_POLL_SECONDS)
         else:

@@ -149,16 +149,9 @@ class SiteMembership:
         """
         self._like, self.begun_at = sums, saved
         self._ticks.take()
-        self._state, actions = member(
-            self.transport.site,
-            self.transport.sites,
-            record,
-            last_step=last_step,
-            lease=self._lease,
-            saved=saved,
-            most_queued=_most_queued(sums),
-            join_pause=self._join_pause,
-        )
+        site, sites = self.transport.site, self.transport.sites
+        settings = self._settings(sums, last_step)
+        self._state, actions = member(site, sites, record, saved=saved, **settings)
         for action in actions:
             self._do(action)
 
@@ -172,17 +165,20 @@ class SiteMembership:
         """
         self._like, self._like_state, self._returns = sums, state, True
         self._ticks.take()
-        self._state, actions = returned(
-            self.transport.site,
-            self.transport.sites,
-            last_step=last_step,
-            lease=self._lease,
-            saved=0,
-            most_queued=_most_queued(sums),
-            join_pause=self._join_pause,
-        )
+        site, sites = self.transport.site, self.transport.sites
+        settings = self._settings(sums, last_step)
+        self._state, actions = returned(site, sites, saved=0, **settings)
         for action in actions:
             self._do(action)
+
+    def _settings(self, sums: StepSums, last_step: int) -> dict[str, Any]:
+        """Return what the transition function is told of the run."""
+        return {
+            "last_step": last_step,
+            "lease": self._lease,
+            "most_queued": _most_queued(sums),
+            "join_pause": self._join_pause,
+        }
 
     def followed_work(self) -> tuple[TakeState | ApplySums, Any] | None:
         """Return what a site that returns does next, with the state or the sums for it.
@@ -218,13 +214,14 @@ class SiteMembership:
         """Ask to take part from now on."""
         self._is_ready = True
 
-    def is_admitted(self) -> bool:
-        """Return True if this site, which returns, takes part and is level with the others."""
+    def end_return(self) -> bool:
+        """Compute as others do from now on, if this site is admitted and level; True if it is."""
         state = self._state
         assert state is not None, "the site returns"
-        if state.takes_part and not state.joining and not self._works:
-            self._returns, self.begun_at = False, state.applied
-        return not self._returns
+        if not state.takes_part or state.joining or self._works:
+            return False
+        self._returns, self.begun_at = False, state.applied
+        return True
 
     def open_door(self, door: Door) -> None:
         """Let sites that return come in."""

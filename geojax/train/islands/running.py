@@ -8,6 +8,7 @@ from typing import Any
 import pydantic
 
 from geojax.config.run_config import RunConfig
+from geojax.data.batch_ramp import BatchRamp
 from geojax.errors import UserError
 from geojax.job.island_env import IslandSettings
 from geojax.membership.record import UnreachableStoreError
@@ -66,6 +67,15 @@ class RunningFacts(Settings):
         """The metadata of a checkpoint of the step at which the run was started."""
         counts = {"step": self.begun_at, "consumed_sequences": self.consumed_sequences}
         return {**json.loads(self.metadata), **counts}
+
+    def consumed_at(self, step: int, sizes: BatchRamp) -> int:
+        """Return the sequences that all steps up to one consumed.
+
+        Args:
+            step: number of steps done.
+            sizes: of the run's batches.
+        """
+        return sizes.consumed_after(step - self.begun_at, self.consumed_sequences)
 
 
 def facts_of_running(config: RunConfig, island: IslandSettings) -> RunningFacts | None:
