@@ -12,7 +12,7 @@ state and does not become level, the members pause for it once.
 """
 
 from geojax.membership.events import HandedOver, JoinRequest
-from geojax.membership.member_state import UNKNOWN, MemberState
+from geojax.membership.member_state import UNKNOWN, MemberState, replaced
 from geojax.membership.membership_rules import MembershipRules
 
 
@@ -23,7 +23,7 @@ def served(
     state = state._replace(
         follower=request.sender,
         unasked=0.0,
-        requests=_replaced(state.requests, request.sender, UNKNOWN),
+        requests=replaced(state.requests, request.sender, UNKNOWN),
     )
     is_on_its_way = state.queued_from > 0 and state.level_at < 0
     if is_on_its_way and not (request.follows and request.applied >= state.handed):
@@ -63,7 +63,3 @@ def lags(state: MemberState) -> bool:
     return state.level_at >= 0 and (
         overflows(state) or state.applied - state.level_at >= state.most_queued
     )
-
-
-def _replaced(values: tuple[int, ...], site: int, value: int) -> tuple[int, ...]:
-    return (*values[:site], value, *values[site + 1 :])

@@ -88,3 +88,8 @@ def members_of(state: MemberState) -> tuple[int, ...]:
     """Return the members of the record under which a site takes part."""
     assert state.record is not None, "a site that takes part has a record"
     return state.record.members
+
+
+def replaced(values: tuple, site: int, value: object) -> tuple:
+    """Return an entry by site with another value for one."""
+    return (*values[:site], value, *values[site + 1 :])

@@ -78,6 +78,7 @@ from geojax.membership.member_state import (
     UNKNOWN,
     MemberState,
     members_of,
+    replaced,
 )
 from geojax.membership.membership_rules import RULES, MembershipRules
 from geojax.membership.record import MembershipRecord
@@ -201,10 +202,6 @@ def transition(
     return decision.state, tuple(decision.actions)
 
 
-def _replaced(values: tuple, site: int, value: object) -> tuple:
-    return (*values[:site], value, *values[site + 1 :])
-
-
 class _Decision:
     """One call of `transition`: the state on its way to the next, and the actions so far."""
 
@@ -220,7 +217,7 @@ class _Decision:
                 self.elapse(seconds)
             case Silent(site):
                 if state.takes_part and site in members_of(state) and state.silence[site] < 0:
-                    self.set(silence=_replaced(state.silence, site, 0))
+                    self.set(silence=replaced(state.silence, site, 0))
                 elif site == state.follower:
                     self.leave(f"site {site}, which is to return, is silent")
             case Gone(site):
@@ -312,7 +309,7 @@ class _Decision:
     def lose(self, site: int) -> None:
         state = self.state
         if state.takes_part and site in self.others:
-            self.set(silence=_replaced(state.silence, site, math.inf))
+            self.set(silence=replaced(state.silence, site, math.inf))
             self.pursue()
         else:
             self.set(paused_for=tuple(other for other in state.paused_for if other != site))
@@ -323,7 +320,7 @@ class _Decision:
         state = self.state
         if not state.takes_part or state.silence[site] <= level or not keeps(state, site):
             return
-        self.set(silence=_replaced(state.silence, site, level))
+        self.set(silence=replaced(state.silence, site, level))
         if max(self.state.silence) < 0:
             self.set(watched=UNKNOWN)
         if max(self.state.silence) == UNKNOWN:
@@ -401,7 +398,9 @@ class _Decision:
                 self.adopt(record)
             else:
                 self.stop(record)
-        elif succeeded or self.is_admitted(record):
+        elif succeeded or record == state.proposed or self.is_admitted(record):
+            # Another site may tell of this one's swap before the store does. To ask under that
+            # record would count as the return of a site that has lost its state.
             self.adopt(record)
         elif record.membership_id > known:
             self.roll_back()
@@ -435,8 +434,8 @@ class _Decision:
             kept=state.kept if state.takes_part else 0,
             computing=False,
             joining=(state.joining or not state.takes_part) and len(record.members) > 1,
-            levels=_replaced(levels, state.site, state.applied),
-            has_sums=_replaced(has_sums, state.site, state.applied == state.last_step),
+            levels=replaced(levels, state.site, state.applied),
+            has_sums=replaced(has_sums, state.site, state.applied == state.last_step),
             later_sums=(False,) * sites,
             silence=silence,
             was_suspended=state.takes_part and state.was_suspended and max(silence) != UNKNOWN,
@@ -495,12 +494,12 @@ class _Decision:
             return
         level = state.levels[turn.sender]
         if turn.applied >= level:
-            self.set(levels=_replaced(state.levels, turn.sender, turn.applied))
+            self.set(levels=replaced(state.levels, turn.sender, turn.applied))
             if turn.has_sums and turn.applied == state.applied:
-                self.set(has_sums=_replaced(state.has_sums, turn.sender, True))
+                self.set(has_sums=replaced(state.has_sums, turn.sender, True))
             elif turn.applied > state.applied:
                 later = turn.has_sums or (turn.applied == level and state.later_sums[turn.sender])
-                self.set(later_sums=_replaced(state.later_sums, turn.sender, later))
+                self.set(later_sums=replaced(state.later_sums, turn.sender, later))
             if turn.applied < state.applied:
                 self.hand_over(turn.sender, turn.applied)
             elif turn.asks and not state.computing:
@@ -546,7 +545,7 @@ class _Decision:
     def offer(self) -> None:
         """Send this site's sums of the next step to all members."""
         state = self.state
-        self.set(has_sums=_replaced(state.has_sums, state.site, True))
+        self.set(has_sums=replaced(state.has_sums, state.site, True))
         for site in self.others:
             self.send(site, self.turn())
 
@@ -576,7 +575,7 @@ class _Decision:
     def after_step(self) -> None:
         """Note the new level; sums count for the step after their sender's level alone."""
         state = self.state
-        levels = _replaced(state.levels, state.site, state.applied)
+        levels = replaced(state.levels, state.site, state.applied)
         has_sums, later_sums = zip(
             *(
                 (later and level == state.applied, later and level > state.applied)
@@ -594,7 +593,7 @@ class _Decision:
         state = self.state
         if state.follower not in (None, request.sender):
             if state.requests[request.sender] < 0:
-                applied = _replaced(state.requests, request.sender, request.applied)
+                applied = replaced(state.requests, request.sender, request.applied)
                 self.set(requests=applied)
                 self.say(f"site {request.sender} returns after site {state.follower} has")
             return
@@ -712,7 +711,7 @@ class _Decision:
         elif not known:
             return
         elif not state.takes_part:
-            self.set(requests=_replaced(state.requests, request.sender, request.applied))
+            self.set(requests=replaced(state.requests, request.sender, request.applied))
             self.recover()
         elif request.sender in self.others:
             self.lose(request.sender)  # its process has ended and begun again
@@ -728,7 +727,7 @@ class _Decision:
         state = self.state
         if state.record is None:
             return
-        saves = dict(enumerate(_replaced(state.requests, state.site, state.applied)))
+        saves = dict(enumerate(replaced(state.requests, state.site, state.applied)))
         missing = [site for site, step in saves.items() if step < 0]
         if missing:
             if set(self.record.members) <= {state.site, *(set(saves) - set(missing))}:
