@@ -6,6 +6,7 @@ All run the same command, and each learns its index and site from variables
 
 import dataclasses
 import glob
+import itertools
 import os
 import secrets
 import socket
@@ -18,6 +19,9 @@ from geojax.job.cluster_env import KEY_VARIABLE, VARIABLES
 from geojax.job.island_env import first_port_of, island_env
 from geojax.launch import reaper
 from geojax.wan import EmulatedWan
+
+_FIRST_PORT, _PORTS = 22_000, 10_000
+_numbers = itertools.count(secrets.randbelow(_PORTS))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,10 +136,22 @@ def new_key() -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        port: int = free.getsockname()[1]
+    """Return a port that nobody uses, each time another.
+
+    It is below those that Linux deals out to connections: one of these could take it before the
+    process that is to listen there has started, or starts again.
+    """
+    for number in itertools.islice(_numbers, _PORTS):
+        port = _FIRST_PORT + number % _PORTS
+        with socket.socket() as candidate:
+            try:
+                candidate.bind(("", port))
+            except OSError:
+                continue
         return port
+    raise UserError(
+        f"all ports from {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1} of this host are taken"
+    )
 
 
 def _gpu_shares(processes: int) -> list[list[str]]:
