@@ -68,13 +68,13 @@ STEPS_A_SECOND = 6
 """More than half a core does."""
 
 
-def small_config(folder: Path, hours: float) -> Path:
+def small_config(folder: Path, hours: float, processes_per_site: int) -> Path:
     """Write a run of three sites on a small model, of so many hours; return the config's path."""
     steps = round((hours + 0.5) * 3600 * STEPS_A_SECOND)
     settings = SETTINGS | {
         "steps": steps,
         "simulate_devices": 1,
-        "mesh": {"dc": len(SITES)},
+        "mesh": {"dc": len(SITES), "data": processes_per_site},
         "batch": {"global_batch_size": 48, "sequence_length": 32, "microbatches": 4},
         "evaluation": {"interval": 2 * steps, "sequences": 12},
         "checkpoint": {"interval": 50, "keep": 3},
@@ -82,9 +82,12 @@ def small_config(folder: Path, hours: float) -> Path:
     return write_config(folder / "small.yaml", prepare_corpus(folder), **settings)
 
 
-def chaos_config(folder: Path, given: Path | None, hours: float) -> Path:
+def chaos_config(folder: Path, options: argparse.Namespace) -> Path:
     """Write the config of the run with a record of who takes part; return its path."""
-    config = yaml.safe_load((given or small_config(folder, hours)).read_text())
+    path = options.config
+    if path is None:
+        path = small_config(folder, options.hours, options.processes_per_site)
+    config = yaml.safe_load(path.read_text())
     config["dc"] = {**config.get("dc", {}), "join": "islands"}
     islands = config.get("islands", {})
     islands |= {"on_loss": "go_on", "lease": {"path": str(folder / "membership.json")}}
@@ -100,6 +103,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=100, help="number of faults")
     parser.add_argument("--seed", type=int, help="seed of what is drawn; default: drawn")
     parser.add_argument("--hours", type=float, default=3.0, help="no fault begins after that")
+    parser.add_argument("--processes-per-site", type=int, default=1, help="of which one is struck")
     parser.add_argument("--megabits", type=float, default=MEGABITS, help="rate of a site, a second")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="JSON to write")
     parser.add_argument("--folder", type=Path, help="keeps logs and metrics; default: none")
@@ -107,8 +111,8 @@ def parsed() -> argparse.Namespace:
         "--kinds", nargs="+", choices=list(KINDS), metavar="KIND", help=", ".join(KINDS)
     )
     options = parser.parse_args()
-    if options.faults < 1:
-        parser.error("--faults must be at least 1")
+    if min(options.faults, options.processes_per_site) < 1:
+        parser.error("--faults and --processes-per-site must be at least 1")
     if options.seed is None:
         options.seed = int.from_bytes(os.urandom(4), "big")
     if options.kinds is None:
@@ -168,7 +172,7 @@ def main() -> int:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="geojax-chaos-")))
         folder.mkdir(parents=True, exist_ok=True)
-        config = chaos_config(folder, options.config, options.hours)
+        config = chaos_config(folder, options)
         name = f"chaos{os.getpid()}"
         disks: list[SmallDisk] = []
         for site in SITES:
@@ -180,8 +184,11 @@ def main() -> int:
         groups = stack.enter_context(quotas([f"{name}-{site}" for site in SITES], CORES))
         if groups is None:
             say("no cgroups here: each site takes what it gets")
-        interval = RunConfig.load(config).checkpoint.interval
-        run = SupervisedRun(folder, config, disks, network, groups, LEASE_SECONDS, interval)
+        checked, processes = RunConfig.load(config), options.processes_per_site
+        interval = checked.checkpoint.interval
+        run = SupervisedRun(
+            folder, config, disks, network, groups, LEASE_SECONDS, interval, processes
+        )
         with started(run), Sightings(run.written) as sightings:
             injector = Injector(run, sightings, rate)
             campaign = Campaign(run, sightings, injector)
@@ -209,7 +216,8 @@ def main() -> int:
         last_step = max(sightings.losses, default=0)
         conflicts, seen = sightings.conflicts, sightings.losses
         say(f"{len(trials)} faults in {seconds / 60:.0f} min; the undisturbed run follows")
-        undisturbed = undisturbed_losses(folder / "undisturbed", config, last_step, say)
+        devices = processes * (checked.simulate_devices or 1)
+        undisturbed = undisturbed_losses(folder / "undisturbed", config, devices, last_step, say)
     distances = other_losses(seen, undisturbed)
     trials, lines = with_wrong_losses(trials, distances)
     losses = {
@@ -228,6 +236,7 @@ def main() -> int:
         "calm_gap": campaign.calm_gap,
         "half_a_core_each": groups is not None,
         "megabits": options.megabits,
+        "processes_per_site": processes,
     }
     record(options.output, options, content)
     say(table_of(trials))

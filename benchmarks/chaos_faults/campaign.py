@@ -212,13 +212,14 @@ class Campaign:
 
 
 def undisturbed_losses(
-    folder: Path, config: Path, last_step: int, say: Callable[[str], None]
+    folder: Path, config: Path, devices: int, last_step: int, say: Callable[[str], None]
 ) -> dict[int, float]:
-    """Train without faults, namespaces and quotas; return the losses by step.
+    """Train without faults, namespaces and quotas, a process a site; return the losses by step.
 
     Args:
         folder: of the run.
         config: of the run.
+        devices: of each site.
         last_step: the run ends when it has done so many steps.
         say: shows a line.
     """
@@ -227,7 +228,7 @@ def undisturbed_losses(
     jobs, logs = [], []
     for site, variables in zip(SITES, site_variables(SITES), strict=True):
         line = command(config, "--run_directory", str(folder / RUN))
-        line += ["--islands.lease.path", str(record)]
+        line += ["--islands.lease.path", str(record), "--simulate_devices", str(devices)]
         logs.append(log := folder / f"{site}.log")
         with log.open("wb") as output:
             cache = {"XDG_CACHE_HOME": str(folder / f"{site}-cache")}

@@ -100,7 +100,7 @@ class Injector:
             site = record.holder
         hit = self._in_phase(site, fault)
         began = time.time()
-        self._run.send(site, signal.SIGKILL)
+        self._run.strike(site, fault.number, signal.SIGKILL)
         return Injected(began, began, {site: began}, [frozenset({site})], hit)
 
     def _kill_in_save(self, fault: Fault) -> Injected:
@@ -108,12 +108,12 @@ class Injector:
         time.sleep(0.1 * fault.moment * hit)
         hit = hit and self._saves(fault.site)
         began = time.time()
-        self._run.send(fault.site, signal.SIGKILL)
+        self._run.strike(fault.site, fault.number, signal.SIGKILL)
         return Injected(began, began, {fault.site: began}, [frozenset({fault.site})], hit)
 
     def _second_return(self, fault: Fault) -> Injected:
         began = time.time()
-        self._run.send(fault.site, signal.SIGKILL)
+        self._run.strike(fault.site, fault.number, signal.SIGKILL)
         killed = self._run.log_sizes()[fault.site]
         returns = self._wait(
             lambda: "which returns to it" in self._run.log_since(fault.site, killed),
@@ -122,7 +122,7 @@ class Injector:
         time.sleep(10.0 * fault.moment * returns)
         back = self._seen.events_since(began, "back")
         over = time.time()
-        self._run.send(fault.other, signal.SIGKILL)
+        self._run.strike(fault.other, fault.number, signal.SIGKILL)
         note = "the first was back before" if back else ""
         struck = {fault.site: began, fault.other: over}
         return Injected(began, over, struck, [frozenset(struck)], returns and not back, note=note)
@@ -131,7 +131,7 @@ class Injector:
         hit = self._in_phase(fault.site, fault)
         held = self._holds(fault.site)
         began = time.time()
-        self._run.send(fault.site, signal.SIGSTOP)
+        self._run.strike(fault.site, fault.number, signal.SIGSTOP)
         self._until_gone_on(began, {fault.site}, fault)
         self._run.send(fault.site, signal.SIGCONT)
         return Injected(

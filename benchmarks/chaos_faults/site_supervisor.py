@@ -1,8 +1,8 @@
 """The supervisor of one site, with the function by which `geojax launch --supervise` runs it.
 
-    python site_supervisor.py SITE COMMAND [ARGUMENT ...]
+    python site_supervisor.py SITE PROCESSES COORDINATOR [PREFIX ...] -- COMMAND [ARGUMENT ...]
 
-The environment is the site's.
+The environment is the site's. Its first process listens at the coordinator's host:port.
 """
 
 import io
@@ -11,6 +11,7 @@ import time
 
 from geojax.launch import Output, Worker, supervise_sites
 from geojax.launch import reaper as reaper_script
+from geojax.launch.workers import worker_env
 
 _GRACE_SECONDS = 10.0
 _LIMIT = 10**6
@@ -38,14 +39,20 @@ class StampedLines(io.TextIOBase):
 
 def main() -> int:
     """Run the site until its command ends for good; return the exit code."""
-    site, *command = sys.argv[1:]
+    site, processes, coordinator, *command = sys.argv[1:]
     split = command.index("--")
     prefix, command = command[:split], command[split + 1 :]
     reaped = [sys.executable, "-I", reaper_script.__file__, f"{_GRACE_SECONDS:g}", *command]
-    worker = Worker(0, site, (*prefix, *reaped), {"PYTHONUNBUFFERED": "1"})
+    count = int(processes)
+    workers = [
+        Worker(
+            process, site, (*prefix, *reaped), worker_env(process, count, coordinator, site, None)
+        )
+        for process in range(count)
+    ]
     lines = StampedLines()
-    output = Output([worker], lines, lines)
-    outcomes = supervise_sites([[worker]], output, limit=_LIMIT, grace_seconds=_GRACE_SECONDS)
+    output = Output(workers, lines, lines)
+    outcomes = supervise_sites([workers], output, limit=_LIMIT, grace_seconds=_GRACE_SECONDS)
     codes = [outcome.exit_code for outcome in outcomes]
     output.log(f"site {site} ended for good, exit code {codes[0]}")
     return codes[0]

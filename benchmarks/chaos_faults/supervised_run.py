@@ -30,8 +30,9 @@ SITES = ("east", "mid", "west")
 RUN = "run"
 """Last part of each site's run directory, which names the run in the record."""
 _SUPERVISOR = Path(__file__).with_name("site_supervisor.py")
-_FAMILY_ABOVE = 3
-"""Processes above the site's own: the reaper of the supervisor, the supervisor, and its reaper."""
+_FAMILY_ABOVE = 2
+"""Processes above the site's own and their reapers: the supervisor's reaper, and the supervisor."""
+_COORDINATOR_PORT = 6150
 _ENDED = re.compile(r"exit code (\d+)")
 
 
@@ -46,6 +47,7 @@ class SupervisedRun:
         groups: cgroup of each site; None: there are none.
         lease_seconds: silence after which a site is evicted.
         save_interval: steps from one save to the next.
+        processes_per_site: processes of each site.
     """
 
     def __init__(
@@ -57,13 +59,14 @@ class SupervisedRun:
         groups: Sequence[Path] | None,
         lease_seconds: float,
         save_interval: int,
+        processes_per_site: int = 1,
     ):
         self.folder, self.network, self.disks = folder, network, disks
         self.lease_seconds, self.save_interval = lease_seconds, save_interval
         self.record_path = folder / "membership.json"
         self.runs = [disk.folder / RUN for disk in disks]
         self.logs = [folder / f"{site}.log" for site in SITES]
-        self._config, self._groups = config, groups
+        self._config, self._groups, self._count = config, groups, processes_per_site
         self._key = secrets.token_hex(16)
         self._supervisors: list[subprocess.Popen[bytes]] = []
 
@@ -101,10 +104,17 @@ class SupervisedRun:
                 shutil.copytree(origin, target)
 
     def processes(self, site: int) -> list[int]:
-        """Return the processes of a site below its supervisor, the trainer first."""
+        """Return the processes of a site below its supervisor, in their order in the site."""
         if not self._supervisors:
             return []
-        return family(self._supervisors[site].pid)[_FAMILY_ABOVE:]
+        below = family(self._supervisors[site].pid)[_FAMILY_ABOVE:]
+        return [process for process in below if not _is_reaper(process)]
+
+    def strike(self, site: int, number: int, signal_number: int) -> None:
+        """Send a signal to one process of a site; the numbers go round."""
+        processes = self.processes(site)[: self._count]
+        if processes:
+            _send(processes[number % len(processes)], signal_number)
 
     def send(self, site: int, number: int) -> None:
         """Send a signal to all processes of a site."""
@@ -154,7 +164,9 @@ class SupervisedRun:
             prefix = [*half_cores.words_into(self._groups[site]), *prefix]
         train = [sys.executable, "-m", "geojax", "train", str(self._config)]
         train += ["--run_directory", str(self.runs[site])]
-        supervisor = [sys.executable, str(_SUPERVISOR), SITES[site], *prefix, "--", *train]
+        meeting = f"{self.network.addresses[site]}:{_COORDINATOR_PORT}"
+        place = [SITES[site], str(self._count), meeting]
+        supervisor = [sys.executable, str(_SUPERVISOR), *place, *prefix, "--", *train]
         with self.logs[site].open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-I", reaper.__file__, "5", *supervisor],
@@ -175,6 +187,13 @@ def started(run: SupervisedRun) -> Iterator[SupervisedRun]:
         yield run
     finally:
         run.end()
+
+
+def _is_reaper(process: int) -> bool:
+    try:
+        return reaper.__file__.encode() in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def _send(process: int, number: int) -> None:
