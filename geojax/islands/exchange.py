@@ -2,6 +2,7 @@
 
 import contextlib
 import secrets
+from collections.abc import Callable, Collection
 
 import jax
 import numpy as np
@@ -23,10 +24,17 @@ class Exchange:
     Args:
         transport: joins the site to the others.
         kind: subject of the messages, by which those of several exchanges differ.
+        agreed: returns the sites of which all processes of this one have a message, by those of
+            which this process has one.
     """
 
-    def __init__(self, transport: Transport, kind: str = "numbers"):
-        self._transport, self._kind = transport, kind
+    def __init__(
+        self,
+        transport: Transport,
+        kind: str = "numbers",
+        agreed: Callable[[Collection[int]], Collection[int]] = lambda sites: sites,
+    ):
+        self._transport, self._kind, self._agreed = transport, kind, agreed
         self._step = self._count = 0
         self._name: str | None = None
 
@@ -57,7 +65,7 @@ class Exchange:
         for other, fetch in fetches.items():
             with contextlib.suppress(LostSiteError):
                 (parts[other],) = fetch.result()
-        return {site: parts[site] for site in sorted(parts)}
+        return {site: parts[site] for site in sorted(self._agreed(parts))}
 
     def of_hosts(self, own: np.ndarray, mesh: Mesh) -> dict[int, np.ndarray]:
         """Exchange numbers of the hosts: those of each site, in order.

@@ -44,6 +44,13 @@ def publish_first(key: str, value: str) -> None:
             publish(key, value)
 
 
+def discard(key: str) -> None:
+    """Drop what is published under `key`."""
+    client = coordination_client()
+    if client is not None:
+        client.key_value_delete(f"geojax/{key}")
+
+
 def read(key: str) -> str | None:
     """Return the value that is published under `key`; None if there is none."""
     client = coordination_client()

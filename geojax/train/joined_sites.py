@@ -127,9 +127,9 @@ def joined_sites(
     )
     joined = begin(members, limits)
     if returns:
-        enter(joined, silence_seconds)
+        joined = enter(joined, silence_seconds)
     else:
-        meet_all(joined, silence_seconds, processes.start_timeout_seconds)
+        joined = meet_all(joined, silence_seconds, processes.start_timeout_seconds)
     transport = joined.transport
     try:
         yield joined

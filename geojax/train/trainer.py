@@ -213,9 +213,11 @@ class Trainer:
         if self.membership is not None:
             self._log("\n".join(time_out_lines(self.config, self._processes)))
         if self.membership is not None and self._running is None:
+            run = self.runtime
             assert self._joined is not None, "a site with a membership has joined others"
+            assert isinstance(run, IslandRun), "islands go on"
             begin_membership(
-                self.runtime,
+                run,
                 self.membership,
                 self._joined,
                 self.metadata,

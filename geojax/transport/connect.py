@@ -91,8 +91,7 @@ def connect(
         MissingProcessesError: some processes did not come in time.
     """
     joined = begin(members, Limits(streams, limit_bytes, silence_seconds, goes_on))
-    meet_all(joined, silence_seconds, timeout_seconds)
-    return joined.transport
+    return meet_all(joined, silence_seconds, timeout_seconds).transport
 
 
 class Joined(NamedTuple):
@@ -102,17 +101,24 @@ class Joined(NamedTuple):
     transport: CarrierTransport
     endpoint: Endpoint
     """The start of this process."""
+    processes: Sequence[rendezvous.Presence] = ()
+    """All processes of this site, which have met others."""
 
-    def peer(self, group: int, presence: rendezvous.Presence) -> Peer:
+    def peer(self, group: int, host: str, endpoint: str | None) -> Peer:
         """Return the counterpart in a group, in the start that has presented itself.
+
+        Args:
+            group: the group.
+            host: name of the counterpart's host.
+            endpoint: text of its endpoint.
 
         Raises:
             UserError: it does not fit.
         """
-        return peer_of(self.members, self.endpoint, group, presence.host, presence.endpoint)
+        return peer_of(self.members, self.endpoint, group, host, endpoint)
 
 
-def meet_all(joined: Joined, silence_seconds: float, timeout_seconds: float) -> None:
+def meet_all(joined: Joined, silence_seconds: float, timeout_seconds: float) -> Joined:
     """Meet the processes of the other sites at a start, and connect with the counterparts.
 
     A failure closes the transport.
@@ -122,11 +128,14 @@ def meet_all(joined: Joined, silence_seconds: float, timeout_seconds: float) -> 
         silence_seconds: time for the connections.
         timeout_seconds: time to wait for all processes.
 
+    Returns:
+        The same, with the processes of this site.
+
     Raises:
         UserError: keys, settings, versions or numbers of processes are not the same everywhere.
         MissingProcessesError: some processes did not come in time.
     """
-    members, transport, own = joined
+    members, transport, own = joined.members, joined.transport, joined.endpoint
     with contextlib.ExitStack() as on_error:
         on_error.callback(transport.close, failed=True)
         everyone = meet(
@@ -135,11 +144,14 @@ def meet_all(joined: Joined, silence_seconds: float, timeout_seconds: float) -> 
         peers = []
         for group in transport.counters:
             site, process = members.counterpart(group)
-            peers.append(joined.peer(group, everyone.processes[site * members.processes + process]))
+            presence = everyone.processes[site * members.processes + process]
+            peers.append(joined.peer(group, presence.host, presence.endpoint))
         for peer in peers:
             transport.take_up(peer)
         wait_for_all(members, transport, peers, silence_seconds)
         on_error.pop_all()
+    first = members.site * members.processes
+    return joined._replace(processes=everyone.processes[first : first + members.processes])
 
 
 def begin(members: Membership, limits: Limits) -> Joined:

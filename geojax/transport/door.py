@@ -1,22 +1,29 @@
 """The door of a site in a run, at which a site that returns asks, and learns how to reach it.
 
-    returning site → each other site    what run is this?            facts of the run
-    returning site → each other site    here is my new endpoint      the site's endpoint, the facts
+    returning site → each other site    what run is this?             facts of the run
+    returning site → each other site    here are my new endpoints     its endpoints, the facts
 
-Each of the two is a rendezvous of two processes (`geojax.runtime.rendezvous`): the door is process
-0, whoever comes is process 1. It has a key of its own, which the run's makes, so that nobody takes
-a door for the rendezvous of a start.
+Each of the two is a rendezvous (`geojax.runtime.rendezvous`): the first process of the site at the
+door is process 0, the processes of the site that comes are the others. It has a key of its own,
+which the run's makes, so that nobody takes a door for the rendezvous of a start.
 """
 
 import contextlib
+import json
 import queue
+import random
 import threading
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import pydantic
 
 from geojax.errors import MissingProcessesError, RunError, UserError
 from geojax.job.island_env import IslandSettings
 from geojax.runtime import rendezvous
+from geojax.runtime.agreement import value_of_first
 from geojax.runtime.rendezvous import Presence
 from geojax.transport.connect import Joined, own_address, wait_for_all
 
@@ -27,21 +34,40 @@ _ASK_SECONDS = 3.0
 """Time that a site has to answer."""
 
 
+class Answer(NamedTuple):
+    """A site's answer at its door."""
+
+    facts: str
+    """Text about the run."""
+    processes: Sequence[Presence]
+    """Processes of the site."""
+    guests: Sequence[Presence]
+    """Processes of the site that has asked."""
+
+
+class _DoorNote(pydantic.BaseModel):
+    """Text of a site at its door."""
+
+    facts: str
+    processes: list[Presence]
+
+
 class Door:
-    """The door of this site, open until the process ends.
+    """The door of this site, which its first process opens until it ends.
 
     Args:
         island: this site among all.
-        endpoint: text of this process's endpoint.
+        processes: its processes, with their endpoints.
         facts: text about the run.
     """
 
-    def __init__(self, island: IslandSettings, endpoint: str, facts: str):
-        self.arrivals: queue.SimpleQueue[Presence] = queue.SimpleQueue()
-        """Processes of other sites that have come with an endpoint."""
+    def __init__(self, island: IslandSettings, processes: Sequence[Presence], facts: str):
+        self.arrivals: queue.SimpleQueue[Sequence[Presence]] = queue.SimpleQueue()
+        """Sites that have come with endpoints: all processes of each."""
         self.problem: str | None = None
         """Reason why nobody can come, or could not at one time."""
-        self._island, self._endpoint, self._facts = island, endpoint, facts
+        self._island, self._count = island, len(processes)
+        self._note = _DoorNote(facts=facts, processes=list(processes)).model_dump_json()
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="geojax door", daemon=True).start()
 
@@ -56,14 +82,13 @@ class Door:
             try:
                 everyone = rendezvous.join(
                     0,
-                    2,
+                    1 + self._count,
                     own,
                     island.site,
                     _SLICE_SECONDS,
                     own_address(island),
-                    self._endpoint,
-                    _key(island),
-                    self._facts,
+                    key=_key(island),
+                    note=self._note,
                 )
             except MissingProcessesError:  # nobody has come
                 continue
@@ -71,44 +96,64 @@ class Door:
                 self.problem = str(error)
                 self._closed.wait(_PAUSE_SECONDS)
                 continue
-            _, guest = everyone.processes
-            if guest.endpoint is not None:
-                self.arrivals.put(guest)
+            _, *guests = everyone.processes
+            if all(guest.endpoint is not None for guest in guests):
+                self.arrivals.put(guests)
 
 
-def enter(joined: Joined, seconds: float) -> None:
+def enter(joined: Joined, seconds: float) -> Joined:
     """Connect with the sites of the run that goes on; a failure closes the transport.
+
+    All processes of this site call it together.
 
     Args:
         joined: this process, whose port is open.
         seconds: time for the connections.
 
+    Returns:
+        The same, with the processes of this site.
+
     Raises:
         UserError: this site does not fit to the others.
         RunError: no site answers.
     """
-    members, transport, endpoint = joined
+    members, transport, endpoint = joined.members, joined.transport, joined.endpoint
     with contextlib.ExitStack() as on_error:
         on_error.callback(transport.close, failed=True)
-        answers = ask_doors(members.island, endpoint.text())
-        if not answers:
+        answers = ask_doors(members.island, members.process, members.processes, endpoint.text())
+        # Another process may have been too late for one of them.
+        names = json.loads(value_of_first("doors", json.dumps(list(answers)), seconds))
+        if not names or not set(names) <= set(answers):
             raise RunError("no other site of the run that goes on answers any more")
         peers = []
-        for name, (presence, _) in answers.items():
-            peers.append(joined.peer(members.island.sites.index(name), presence))
+        for name in names:
+            there, group = (
+                answers[name].processes[members.process],
+                members.island.sites.index(name),
+            )
+            peers.append(joined.peer(group, there.host, there.endpoint))
         for peer in peers:
             transport.take_up(peer)
         wait_for_all(members, transport, peers, seconds)
         on_error.pop_all()
+    return joined._replace(processes=answers[names[0]].guests)
 
 
 def ask_doors(
-    island: IslandSettings, endpoint: str | None = None, seconds: float = _ASK_SECONDS
-) -> dict[str, tuple[Presence, str]]:
-    """Ask at the doors of all other sites; return who has answered by site, with the facts.
+    island: IslandSettings,
+    process: int,
+    processes: int,
+    endpoint: str | None = None,
+    seconds: float = _ASK_SECONDS,
+) -> dict[str, Answer]:
+    """Ask at the doors of all other sites; return the answers of those that are there, by site.
+
+    All processes of this site ask together.
 
     Args:
         island: this site among all.
+        process: index of this process in its site.
+        processes: number of processes of each site.
         endpoint: text of this process's endpoint, which the others are to reach; None: only ask.
         seconds: time that they have to answer.
     """
@@ -117,8 +162,12 @@ def ask_doors(
         for name, door in zip(island.sites, island.coordinators, strict=True)
         if name != island.site
     ]
+
+    def ask(door: str) -> Answer | None:
+        return _ask(island, door, 1 + process, 1 + processes, endpoint, seconds)
+
     with ThreadPoolExecutor(len(others), "geojax ask") as threads:
-        answers = threads.map(lambda each: _ask(island, each[1], endpoint, seconds), others)
+        answers = threads.map(lambda each: ask(each[1]), others)
         return {
             name: answer
             for (name, _), answer in zip(others, answers, strict=True)
@@ -127,22 +176,33 @@ def ask_doors(
 
 
 def _ask(
-    island: IslandSettings, door: str, endpoint: str | None, seconds: float
-) -> tuple[Presence, str] | None:
+    island: IslandSettings,
+    door: str,
+    process: int,
+    count: int,
+    endpoint: str | None,
+    seconds: float,
+) -> Answer | None:
     """Ask at a door; return who has answered, and the facts; None: nobody."""
     deadline = time.monotonic() + seconds
     while (remaining := deadline - time.monotonic()) > 0:
         try:
             everyone = rendezvous.join(
-                1, 2, door, island.site, remaining, endpoint=endpoint, key=_key(island)
+                process, count, door, island.site, remaining, endpoint=endpoint, key=_key(island)
             )
-        except MissingProcessesError:
-            return None
-        except UserError:  # somebody else is at the door at this moment
-            time.sleep(min(_PAUSE_SECONDS, max(0.0, deadline - time.monotonic())))
+        except MissingProcessesError:  # the door, or a process that comes to it next time
             continue
-        if everyone.note is not None:
-            return everyone.processes[0], everyone.note
+        except UserError:  # somebody else is at the door at this moment
+            time.sleep(min(random.uniform(0.2, 1.0) * _PAUSE_SECONDS, max(0.0, remaining)))
+            continue
+        try:
+            note = _DoorNote.model_validate_json(everyone.note or "")
+        except pydantic.ValidationError:
+            raise UserError(
+                f"site {island.site} may not return: the site at {door} has another version of "
+                "geojax"
+            ) from None
+        return Answer(note.facts, note.processes, everyone.processes[1:])
     return None
 
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from geojax.transport.link_clock import MeasuredLink
 from geojax.transport.protocol import (
@@ -77,4 +77,15 @@ class _Zeros:
         return True
 
     def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
-        return [jnp.zeros(each.shape, each.dtype, device=each.sharding) for each in self._like]
+        return zeros(self._like)
+
+
+def zeros(like: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
+    """Return zeros like arrays, for which nothing is compiled."""
+    return [_zeros(each) for each in like]
+
+
+def _zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
+    assert like.sharding is not None, "a message lies on devices"
+    shard = np.zeros(like.sharding.shard_shape(like.shape), like.dtype)
+    return jax.make_array_from_callback(like.shape, like.sharding, lambda place: shard)

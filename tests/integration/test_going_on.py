@@ -70,3 +70,25 @@ def test_the_others_go_on_with_the_same_bits_and_all_resume(killed, undisturbed,
     for process, output in zip(again, finish(*again), strict=True):
         assert process.returncode == 0, output
         assert f"resuming from step {STEPS} in" in output
+
+
+def test_a_site_that_loses_one_of_two_processes_is_lost_whole(corpus, tmp_path):
+    two = {"mesh": {"dc": 3, "data": 2}}
+    alike = start_sites(config_of(tmp_path / "one", corpus, **two, simulate_devices=2), sites=SITES)
+    for process, output in zip(alike, finish(*alike), strict=True):
+        assert process.returncode == 0, output
+    folder = tmp_path / "two"
+    sites = start_sites(config_of(folder, corpus, **two), sites=SITES, processes=2)
+    killed = sites[-1]
+    try:
+        wait_for_step(folder / "run" / "west", 3, sites[-2])
+    finally:
+        os.kill(killed.pid, signal.SIGKILL)
+        outputs = finish(*sites)
+    for process, output in zip(sites[:4], outputs[:4], strict=True):
+        assert process.returncode == 0, output
+    assert sites[4].returncode != 0, outputs[4]  # the site's other process
+    for site in (0, 1):
+        assert "site west is lost (" in outputs[2 * site]
+        trained = losses(folder / "run" / SITES[site])
+        assert trained == pytest.approx(losses(tmp_path / "one" / "run" / "east"), rel=1e-6)

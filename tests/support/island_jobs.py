@@ -8,6 +8,8 @@ from pathlib import Path
 from support.ports import free_port
 from support.small_runs import start
 
+from geojax.launch.workers import worker_env
+
 SITES = ("east", "west")
 SETTINGS = {
     "steps": 6,
@@ -43,11 +45,21 @@ def site_variables(sites: Sequence[str] = SITES) -> list[dict[str, str]]:
 
 
 def start_sites(
-    config: Path, *arguments: str, runs: Sequence[Path] = (), sites: Sequence[str] = SITES
+    config: Path,
+    *arguments: str,
+    runs: Sequence[Path] = (),
+    sites: Sequence[str] = SITES,
+    processes: int = 1,
 ) -> list[subprocess.Popen]:
-    """One job for each site; `runs` are their run directories where they share no file system."""
+    """Start a job of so many processes for each site, ordered by site.
+
+    `runs` are the sites' run directories where they share no file system.
+    """
     folders = [["--run_directory", str(run)] for run in runs] or [[]] * len(sites)
-    return [
-        start(config, *arguments, *folder, **variables)
-        for variables, folder in zip(site_variables(sites), folders, strict=True)
-    ]
+    started = []
+    for variables, folder in zip(site_variables(sites), folders, strict=True):
+        meeting = f"127.0.0.1:{free_port()}"
+        for process in range(processes):
+            place = worker_env(process, processes, meeting, variables["GEOJAX_SITE"], None)
+            started.append(start(config, *arguments, *folder, **variables | place))
+    return started

@@ -1,5 +1,11 @@
-"""Three islands in one process, joined by TCP, of whom one may die at any point of a step."""
+"""Three islands in one process, joined by TCP, of whom one may die at any point of a step.
 
+A thread is a process of a site. Those of one site compute the same, each by itself: what they do
+together, and in which order, is as in a site whose devices wait for each other.
+"""
+
+import copy
+import queue
 import threading
 import time
 from pathlib import Path
@@ -13,9 +19,10 @@ from support.ports import free_port
 from support.small_models import make_batch, model_of
 
 from geojax.islands.actions import breadth_first, data_actions
+from geojax.islands.going_on.deciding_process import DecidingProcess
+from geojax.islands.going_on.following_process import FollowingProcess
 from geojax.islands.going_on.member_transport import MemberTransport
 from geojax.islands.going_on.returning import catch_up, rehearse, take_state
-from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.going_on.steps import SharedStep, record_of_start, run_step
 from geojax.islands.walk import Walk
 from geojax.job.island_env import IslandSettings
@@ -44,27 +51,62 @@ class Death(NamedTuple):
     update; then: after it."""
     returns: bool = False
     """Its process starts again, and returns to the run."""
+    process: int = 0
+    """The process of the site that dies, and all others with it."""
 
 
 class Died(Exception):
     """A site that the test lets die."""
 
 
-class Mortal(MemberTransport):
-    """A transport whose site dies before one of its operations."""
+class LocalChannel:
+    """A `geojax.runtime.process_channel.ProcessChannel` between threads."""
 
-    def __init__(self, membership, death):
+    def __init__(self, own, site):
+        self.own, self._site = own, site
+        self.others = tuple(range(1, len(site.queues))) if own == 0 else (0,)
+
+    def send(self, text):
+        """Send a text."""
+        for other in self.others:
+            self._site.queues[other].put((self.own, text))
+
+    def received(self):
+        """Yield what has come; a dead process takes the others of its site with it."""
+        if self._site.dead.is_set():
+            raise Died
+        while not self._site.queues[self.own].empty():
+            yield self._site.queues[self.own].get()
+
+    def close(self):
+        """Nothing."""
+
+
+class _Site:
+    """The channels of a start of a site."""
+
+    def __init__(self, processes):
+        self.queues = [queue.SimpleQueue() for _ in range(processes)]
+        self.dead = threading.Event()
+
+
+class Mortal(MemberTransport):
+    """A transport whose process dies before one of its operations."""
+
+    def __init__(self, membership, death, dead):
         super().__init__(membership)
-        self._death, self.step, self._left = death, 0, None
+        self._death, self._dead, self.step, self._left = death, dead, 0, None
 
     def count(self):
         """Count an operation of the step under way."""
+        if self._dead.is_set():
+            raise Died
         if self._death is None or (self.site, self.step) != self._death[:2]:
             return
         if self._left is None:
             self._left = self._death.operation
         if self._left == 0:
-            self._membership.transport.close(failed=True)
+            self._dead.set()
             raise Died
         self._left -= 1
 
@@ -102,10 +144,14 @@ class Islands:
         microbatches = self.plans[0].layout.batch.microbatches
         self.schedule = breadth_first(CHUNKS, microbatches, HELD)
 
-    def train(self, folder, steps, deaths=(), lease=LEASE, without_door=None):
+    def train(self, folder, steps, deaths=(), lease=LEASE, without_door=None, processes=1):
         """Train so many steps; the metrics of each step and the state of each site that is left."""
-        run = _Run(self, Path(folder), steps, deaths, lease, without_door)
-        threads = [threading.Thread(target=run.site, args=(site,)) for site in range(len(NAMES))]
+        run = _Run(self, Path(folder), steps, deaths, lease, without_door, processes)
+        threads = [
+            threading.Thread(target=run.process, args=(site, process))
+            for site in range(len(NAMES))
+            for process in range(processes)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -123,31 +169,36 @@ def settings_of(site, doors):
 
 
 class _Run:
-    def __init__(self, islands, folder, steps, deaths, lease, without_door):
-        self._without_door = without_door
+    def __init__(self, islands, folder, steps, deaths, lease, without_door, processes):
+        self._without_door, self._processes = without_door, processes
         self.metrics, self.states, self.errors = {}, {}, {}
         self.returned_at, self.times = {}, {site: [] for site in range(len(NAMES))}
         self._doors = tuple(f"127.0.0.1:{free_port()}" for _ in NAMES)
         self.lines = {site: [] for site in range(len(NAMES))}
-        self.detected = {}
+        self.agreed = {}
         self.died = None
         self._all, self._folder, self._steps = islands, folder, steps
         self._deaths, self._lease = {death.site: death for death in deaths}, lease
-        self._met, self._ended = threading.Barrier(len(NAMES)), threading.Barrier(len(NAMES))
-        self._starts = {}
+        count = len(NAMES) * processes
+        self._met, self._ended = threading.Barrier(count), threading.Barrier(count)
+        self._starts, self._of_others = {}, {}
+        self._sites = [[_Site(processes) for _ in range(2)] for _ in NAMES]
+        """Channels of both starts of each site."""
+        self._records = {site: queue.SimpleQueue() for site in range(len(NAMES))}
         self._x64 = jax.config.jax_enable_x64
 
-    def site(self, site):
-        """Run a site to its end."""
+    def process(self, site, process):
+        """Run a process of a site to its end."""
         try:
             with jax.enable_x64(self._x64):
-                self._live(site)
+                self._live(site, process)
         except Died:
+            self._starts[site, process].transport.close(failed=True)
             self.died = time.monotonic()
             if self._deaths[site].returns:
                 try:
                     with jax.enable_x64(self._x64):
-                        self._return(site)
+                        self._return(site, process)
                 except BaseException as error:
                     self.errors[site] = error
         except BaseException as error:
@@ -155,51 +206,75 @@ class _Run:
         try:
             self._ended.wait(300)
         finally:
-            self._starts[site].transport.close()
+            self._starts[site, process].transport.close()
 
-    def _live(self, site):
+    def _begun(self, site, process):
+        members = Membership(settings_of(site, self._doors), process, self._processes, {})
+        return begin(members, LIMITS)
+
+    def _live(self, site, process):
         islands = self._all
         island = islands.islands[site]
-        members = Membership(settings_of(site, self._doors), 0, 1, {})
-        joined = begin(members, LIMITS)
-        carrier = joined.transport
-        self._starts[site] = joined
+        joined = self._starts[site, process] = self._begun(site, process)
+        carrier, channels = joined.transport, self._sites[site][0]
         self._met.wait(300)
         for other in range(len(NAMES)):
             if other != site:
-                text = self._starts[other].endpoint.text()
-                presence = Presence(process=0, host="here", site=NAMES[other], endpoint=text)
-                carrier.take_up(joined.peer(other, presence))
-        membership = self._membership(site, joined)
-        transport = Mortal(membership, self._deaths.get(site))
-        record = record_of_start(membership.store, "record", transport, island.plan.mesh)
+                text = self._starts[other, process].endpoint.text()
+                carrier.take_up(joined.peer(other, "here", text))
+        membership = self._membership(site, joined, LocalChannel(process, channels))
+        death = self._deaths.get(site)
+        dies = death is not None and death.process == process
+        transport = Mortal(membership, death if dies else None, channels.dead)
+        record = self._record(site, process, transport)
         programs = island.walk.programs
         membership.begin(record, programs.sums, saved=0, last_step=self._steps)
         if site != self._without_door:
-            membership.open_door(Door(joined.members.island, joined.endpoint.text(), "a run"))
+            own = [self._presence(site, each) for each in range(self._processes)]
+            membership.open_door(lambda: Door(joined.members.island, own, "a run"))
         walk = Walk(island.walk.actions, island.walk.windows, programs, transport)
-        self._train(site, membership, walk, 0, jax.tree.map(jnp.copy, islands.first_states[site]))
+        state = jax.tree.map(jnp.copy, islands.first_states[site])
+        self._train(site, process, membership, walk, 0, state)
 
-    def _membership(self, site, joined):
-        return SiteMembership(
+    def _presence(self, site, process):
+        text = self._starts[site, process].endpoint.text()
+        return Presence(process=process, host="here", site=NAMES[site], endpoint=text)
+
+    def _record(self, site, process, transport):
+        """The record that the first process of each site agrees on with those of other sites."""
+        if process > 0:
+            return self._records[site].get(timeout=300)
+        mesh = self._all.islands[site].plan.mesh
+        record = record_of_start(self._store(), "record", transport, mesh)
+        for _ in range(1, self._processes):
+            self._records[site].put(record)
+        return record
+
+    def _membership(self, site, joined, channel):
+        if channel.own > 0:
+            return FollowingProcess(joined.transport, channel, joined.peer, self._lease)
+        return DecidingProcess(
             joined.transport,
-            FileRecordStore(self._folder / "record.json", "run"),
+            channel,
+            joined.peer,
+            self._store(),
             "record",
             self._lease,
             5.0,
             lambda kind, step, text: self.lines[site].append(text),
-            joined.peer,
         )
 
-    def _return(self, site):
+    def _store(self):
+        return FileRecordStore(self._folder / "record.json", "run")
+
+    def _return(self, site, process):
         islands = self._all
-        island = islands.islands[site]
-        joined = self._starts[site] = begin(
-            Membership(settings_of(site, self._doors), 0, 1, {}), LIMITS
-        )
+        island = copy.copy(islands.islands[site])
+        joined = self._starts[site, process] = self._begun(site, process)
         enter(joined, LIMITS.silence_seconds)
-        membership = self._membership(site, joined)
-        transport = Mortal(membership, None)
+        channels = self._sites[site][1]
+        membership = self._membership(site, joined, LocalChannel(process, channels))
+        transport = Mortal(membership, None, channels.dead)
         programs = island.walk.programs
         walk = Walk(island.walk.actions, island.walk.windows, programs, transport)
         state = jax.tree.map(jnp.copy, islands.first_states[site])
@@ -208,7 +283,7 @@ class _Run:
         state = take_state(membership, programs, state, self._steps)
         state = catch_up(membership, programs, state)
         self.returned_at[site] = int(state.step)
-        self._train(site, membership, walk, int(state.step), state)
+        self._train(site, process, membership, walk, int(state.step), state)
 
     def _is_away(self):
         """True while a site has died that will return and is not back."""
@@ -216,11 +291,13 @@ class _Run:
             death.returns and death.site not in self.returned_at for death in self._deaths.values()
         )
 
-    def _train(self, site, membership, walk, done, state):
+    def _train(self, site, process, membership, walk, done, state):
         islands = self._all
-        island, transport = islands.islands[site], walk.transport
+        island, transport = copy.copy(islands.islands[site]), walk.transport
         carrier = membership.transport
-        self.metrics[site] = []
+        metrics = []
+        if process == 0:
+            self.metrics[site] = metrics
         for number in range(done + 1, self._steps + 1):
             transport.step = number
             if self._is_away():
@@ -231,26 +308,37 @@ class _Run:
                 return island.inputs(islands.batches[share])
 
             step = SharedStep(number, self._lists, inputs)
-            state, metrics = run_step(membership, walk, step, state, island.signals())
+            state, own = run_step(membership, walk, step, state, island.signals())
             transport.count()
-            self.metrics[site].append(jax.device_get(metrics))
+            metrics.append(jax.device_get(own))
             self.times[site].append(time.monotonic())
+        # Each process has heard another site.
+        self.agreed[site, process] = membership.agreed({site, process})
         # As the last save does, which takes all sites.
         gone = [death.site for death in self._deaths.values() if not death.returns]
         while set(carrier.counters) != set(range(len(NAMES))) - {site, *gone} and not self.errors:
-            membership.check()
+            membership.poll()
             time.sleep(0.01)
         island.state = state
-        self.states[site] = island.whole()
+        if process == 0:
+            self.states[site] = island.whole()
+        self._of_others[site, process] = metrics
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline and len(self.states) + len(gone) < len(NAMES):
-            membership.check()
+            membership.poll()
             time.sleep(0.01)
         carrier.drain()
         membership.close()
 
     def _lists(self, of_sites):
         return [data_actions(self._all.schedule, site, of_sites) for site in range(len(NAMES))]
+
+    def assert_processes_agree(self):
+        """Hold all processes of a site to the bits of the first."""
+        for (site, process), metrics in self._of_others.items():
+            assert metrics == self._of_others[site, 0], (site, process)
+            wanted = set.intersection(*({site, each} for each in range(self._processes)))
+            assert set(self.agreed[site, process]) == wanted
 
 
 def assert_same(run, wanted):

@@ -35,6 +35,9 @@ class Store:
         self.entries_read += 1
         return self.notes[key]
 
+    def key_value_delete(self, key):
+        self.notes.pop(key, None)
+
     def key_value_dir_get_bytes(self, key):
         self.calls["folder"] += 1
         found = [(name, note) for name, note in self.notes.items() if name.startswith(key)]

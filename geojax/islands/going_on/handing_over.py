@@ -31,14 +31,15 @@ def handed_part(state: TrainState) -> TrainState:
 
 
 class HandingOver:
-    """The sums and states that one site hands to others.
+    """The sums and states that one site hands to others, in one of its processes.
 
     Args:
         transport: joins the site to the others.
+        tells: this process tells the other sites; the site's other processes offer their shards.
     """
 
-    def __init__(self, transport: CarrierTransport):
-        self._transport = transport
+    def __init__(self, transport: CarrierTransport, *, tells: bool):
+        self._transport, self._tells = transport, tells
         self._sums: tuple[int, StepSums] | None = None
         """The sums of the last step that this site has applied, with its number."""
         self._state: tuple[int, TrainState] | None = None
@@ -78,7 +79,7 @@ class HandingOver:
             self._copying = None
 
     def hand_over(self, site: int, note: HandedOver, *, is_member: bool) -> None:
-        """Offer what a note says, and send the note; what was offered before is not copied again.
+        """Offer what a note says, and tell of it; what was offered before is not copied again.
 
         Args:
             site: the receiver.
@@ -100,8 +101,9 @@ class HandingOver:
                 if is_member:
                     assert self._sums is not None, "they were offered"
                     self._to_members.append((site, note, self._sums[1]))
-        with contextlib.suppress(LostPeerError):
-            self._transport.note(site, as_note(note))
+        if self._tells:
+            with contextlib.suppress(LostPeerError):
+                self._transport.note(site, as_note(note))
 
     def forget(self, site: int) -> None:
         """Note that a site has lost what it was given."""

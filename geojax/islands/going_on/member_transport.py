@@ -16,15 +16,19 @@ from geojax.transport import (
     SocketFigures,
     ToldFigures,
 )
+from geojax.transport.mute import zeros
 
 _POLL_SECONDS = 0.01
+_UNCOUNTED = PeerCounters()
+"""Counters of a site that is lost in a step whose messages come to nobody."""
 
 
 class MemberTransport:
     """One site's end; `geojax.transport.protocol.Transport` documents its methods.
 
     Nothing fails because a site is lost: whoever waits for it waits until the others have decided.
-    A step then begins again, and other messages of the lost site are left out.
+    A step then begins again: until its end the others' messages are zeros, which nobody uses. Other
+    messages of the lost site are left out.
 
     Args:
         membership: the site's, with the transport to all sites.
@@ -38,30 +42,31 @@ class MemberTransport:
     @property
     def counters(self) -> Mapping[int, PeerCounters]:
         """Traffic with each other site that takes part, by its number."""
-        sites = self._membership.taking_part
-        return {site: count for site, count in self._all.counters.items() if site in sites}
+        counters = self._all.counters
+        sites = sorted(self._membership.taking_part - {self.site})
+        return {site: counters.get(site, _UNCOUNTED) for site in sites}
 
     def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
-        """Offer arrays to one other site, if it lives."""
-        if receiver in self.counters:
+        """Offer arrays to one other site, if it lives and the step does not begin again."""
+        if receiver in self.counters and not self._membership.is_interrupted:
             try:
                 self._all.offer(receiver, key, arrays)
             except LostPeerError:
-                self._membership.check()
+                self._membership.poll()
 
     def fetch(self, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]) -> Fetch:
         """Begin to fetch what another site offers."""
         fetch = None
-        if sender in self.counters:
+        if sender in self.counters and not self._membership.is_interrupted:
             try:
                 fetch = self._all.fetch(sender, key, like)
             except LostPeerError:
-                self._membership.check()
-        return _MemberFetch(self._membership, sender, fetch)
+                self._membership.poll()
+        return _MemberFetch(self._membership, sender, fetch, like)
 
     def check(self) -> None:
-        """Raise an error if the step that is under way begins again."""
-        self._membership.check()
+        """Take in what has happened."""
+        self._membership.poll()
 
     def missing_from_peer(self) -> str | None:
         """Return what a peer has not done that this process waits for; None: it does not wait."""
@@ -99,10 +104,18 @@ class _MemberFetch:
         membership: the own site's.
         sender: the site.
         fetch: the message; None: the site is lost.
+        like: its arrays.
     """
 
-    def __init__(self, membership: SiteMembership, sender: int, fetch: Fetch | None):
+    def __init__(
+        self,
+        membership: SiteMembership,
+        sender: int,
+        fetch: Fetch | None,
+        like: Sequence[jax.ShapeDtypeStruct],
+    ):
         self._membership, self._sender, self._fetch = membership, sender, fetch
+        self._like = like
         self._link = membership.transport.links.get(sender)
         self.arrival: float | None = None
 
@@ -110,6 +123,8 @@ class _MemberFetch:
         return self.wait(0.0)
 
     def wait(self, seconds: float) -> bool:
+        if self._membership.is_interrupted:
+            return True
         if self._fetch is None:
             time.sleep(seconds)
             return False
@@ -120,11 +135,15 @@ class _MemberFetch:
     def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
         links, link = self._membership.transport.links, self._link
         while not self.wait(_POLL_SECONDS):
-            self._membership.check()
+            self._membership.poll()
+            if self._membership.is_interrupted:
+                break
             if link is None or links.get(self._sender) is not link:
                 name = self._membership.transport.site_names[self._sender]
                 raise LostSiteError(f"the run goes on without site {name}")
             if self._fetch is not None and link.control.finished:
                 break  # which is an error
+        if self._membership.is_interrupted:
+            return zeros(self._like)
         assert self._fetch is not None, "a message that has arrived was fetched"
         return self._fetch.result(timeout_seconds)

@@ -16,7 +16,11 @@ from geojax.islands.recording import Recorded
 from geojax.islands.walk import Walk
 from geojax.membership.events import ApplySums
 from geojax.membership.record import MembershipRecord, RecordStore
+from geojax.runtime.agreement import value_of_first
 from geojax.transport import Transport
+
+_RECORD_SECONDS = 60.0
+"""Time that the first process has to write the record."""
 
 
 class SharedStep(NamedTuple):
@@ -84,6 +88,8 @@ def record_of_start(
 ) -> MembershipRecord:
     """Write the record of a start at which all sites have met, and check that all see it.
 
+    All processes call it; the first of a site uses the store.
+
     Args:
         store: has the record.
         place: name of the store, for errors.
@@ -97,13 +103,15 @@ def record_of_start(
     """
     exchange = Exchange(transport, "membership")
     record = MembershipRecord(1, tuple(range(transport.sites)), 0)
-    if transport.site == 0:
+    is_first = jax.process_index() == 0
+    if transport.site == 0 and is_first:
         before = store.create(record)
         if before != record:
             record = store.swap(before, record._replace(membership_id=before.membership_id + 1))
-    told = exchange.of_hosts(np.array([record.membership_id], np.uint32), mesh)
+    number = value_of_first("membership", str(record.membership_id), _RECORD_SECONDS)
+    told = exchange.of_hosts(np.array([int(number)], np.uint32), mesh)
     record = record._replace(membership_id=int(told[0][0]))
-    if store.read() != record:
+    if is_first and store.read() != record:
         names = transport.site_names
         raise UserError(
             f"islands.lease: {place} has another record at site {names[transport.site]} than "

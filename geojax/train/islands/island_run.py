@@ -162,7 +162,7 @@ class IslandRun:
             resolved,
             plan,
             to_sites,
-            Exchange(to_sites) if before is None else before.exchange,
+            _exchange(to_sites, "numbers", membership) if before is None else before.exchange,
             stages,
             of_all_stages(stages.link_bytes, plan.mesh),
             optimizer,
@@ -425,7 +425,8 @@ class IslandRun:
     def link_agreement(self, topology: Topology) -> LinksOfIslands:
         """Return the agreement on links that have changed, which each site times for itself."""
         names = tuple(self.transport.site_names)
-        return LinksOfIslands(Exchange(self.transport, "links"), self.plan.mesh, names)
+        exchange = _exchange(self.transport, "links", self.membership)
+        return LinksOfIslands(exchange, self.plan.mesh, names)
 
     def replanned(self, step: Step) -> Self | None:
         """Compile another step of the same run and mesh; None: its program is this one's.
@@ -619,6 +620,13 @@ class IslandRun:
             f"a step of a site: {self._sent} {held}",
             *self.resolved.notes,
         ]
+
+
+def _exchange(transport: Transport, kind: str, membership: SiteMembership | None) -> Exchange:
+    """Return an exchange of all sites, or of those that take part."""
+    if membership is None:
+        return Exchange(transport, kind)
+    return Exchange(transport, kind, membership.agreed)
 
 
 def _on_mesh(plan: StepPlan, batch: Batch, count: int) -> dict[str, jax.Array]:

@@ -4,15 +4,16 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-import jax
-
 from geojax.config.run_config import RunConfig
 from geojax.errors import FencedError, MissingProcessesError, RunError, UserError
+from geojax.islands.going_on.deciding_process import DecidingProcess
+from geojax.islands.going_on.following_process import FollowingProcess
 from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.going_on.steps import record_of_start
 from geojax.job.cluster_env import ProcessSettings
 from geojax.job.island_env import IslandSettings
 from geojax.membership.record import UnreachableStoreError
+from geojax.runtime.process_channel import ProcessChannel
 from geojax.train.islands.island_run import IslandRun
 from geojax.train.islands.record_store import record_store
 from geojax.train.islands.running import RunningFacts
@@ -62,30 +63,28 @@ def membership_of(
         processes: settings of this process, which a site may be silent as long as they say.
         tell: shows an event at a step to the user.
 
-    Raises:
-        UserError: the sites have several processes.
     """
     if config.islands.lease is None:
         return None
-    if (count := jax.process_count()) > 1:
-        raise UserError(
-            f"islands.on_loss=go_on requires one process in each site; got {count}. Give a process "
-            "all devices of its site, or remove islands.on_loss"
-        )
-    lease = config.islands.lease
-    return SiteMembership(
+    lease, eviction = config.islands.lease, processes.heartbeat_timeout_seconds
+    channel = ProcessChannel("membership")
+    if channel.own > 0:
+        return FollowingProcess(joined.transport, channel, joined.peer, eviction)
+    store = record_store(lease, config.run_directory.name)
+    return DecidingProcess(
         joined.transport,
-        record_store(lease, config.run_directory.name),
+        channel,
+        joined.peer,
+        store,
         lease.place,
-        processes.heartbeat_timeout_seconds,
+        eviction,
         config.islands.join_pause,
         tell,
-        joined.peer,
     )
 
 
 def begin_membership(
-    run: Any,
+    run: IslandRun,
     membership: SiteMembership,
     joined: Joined,
     metadata: Mapping[str, Any],
@@ -93,8 +92,10 @@ def begin_membership(
     consumed_sequences: int,
 ) -> None:
     """Agree on a record of all sites at a start, take part after a step, and open the door."""
-    assert isinstance(run, IslandRun), "islands go on"
-    record = record_of_start(membership.store, membership.place, run.transport, run.plan.mesh)
+    lease = run.config.islands.lease
+    assert lease is not None, "islands go on"
+    store = record_store(lease, run.config.run_directory.name)
+    record = record_of_start(store, lease.place, run.transport, run.plan.mesh)
     save_name = run.begin(record, step)
     facts = RunningFacts.of(run.resolved, metadata, save_name, step, consumed_sequences)
     open_door(membership, joined, facts)
@@ -102,5 +103,5 @@ def begin_membership(
 
 def open_door(membership: SiteMembership, joined: Joined, facts: RunningFacts) -> None:
     """Let sites that return come in, now that this one takes part."""
-    island = joined.members.island
-    membership.open_door(Door(island, joined.endpoint.text(), facts.model_dump_json()))
+    island, text = joined.members.island, facts.model_dump_json()
+    membership.open_door(lambda: Door(island, joined.processes, text))

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import pydantic
 
 from geojax.config.run_config import RunConfig
@@ -12,6 +13,7 @@ from geojax.data.batch_ramp import BatchRamp
 from geojax.errors import UserError
 from geojax.job.island_env import IslandSettings
 from geojax.membership.record import UnreachableStoreError
+from geojax.runtime.agreement import value_of_first
 from geojax.settings import Settings
 from geojax.step.resolved import Step
 from geojax.train.agreed_step import step_of_note, step_or_error
@@ -81,7 +83,8 @@ class RunningFacts(Settings):
 def facts_of_running(config: RunConfig, island: IslandSettings) -> RunningFacts | None:
     """Ask the other sites for the run that goes on without this one; None: nobody runs it.
 
-    Nobody is asked before the first start of a run, which leaves a record.
+    All processes of the site call it together. Nobody is asked before the first start of a run,
+    which leaves a record.
 
     Args:
         config: the run of all sites.
@@ -99,11 +102,14 @@ def facts_of_running(config: RunConfig, island: IslandSettings) -> RunningFacts 
             return None
         is_out = island.sites.index(island.site) not in record.members
     deadline = time.monotonic() + (_ASK_SECONDS if is_out else 0.0)
-    while not (answers := ask_doors(island)) and time.monotonic() < deadline:
+    place = jax.process_index(), jax.process_count()
+    while not (answers := ask_doors(island, *place)) and time.monotonic() < deadline:
         continue
-    if not answers:
+    own = next((answer.facts for answer in answers.values()), "")
+    # Another process may have been too late for a door.
+    facts = value_of_first("facts of the run that goes on", own, 2 * _ASK_SECONDS)
+    if not facts:
         return None
-    (_, facts), *_ = answers.values()
     try:
         return RunningFacts.model_validate_json(facts)
     except pydantic.ValidationError:

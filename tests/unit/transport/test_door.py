@@ -10,6 +10,7 @@ from support.processes import wait_until
 
 from geojax.errors import RunError
 from geojax.job.island_env import IslandSettings
+from geojax.runtime.rendezvous import Presence
 from geojax.transport import Membership, Streams
 from geojax.transport.carrier import Limits
 from geojax.transport.connect import begin
@@ -31,7 +32,8 @@ def doors():
 @contextlib.contextmanager
 def living(site, doors):
     joined = begin(Membership(place(site, doors), 0, 1, {}), LIMITS)
-    door = Door(joined.members.island, joined.endpoint.text(), f"facts of {site}")
+    own = Presence(process=0, host="here", site=site, endpoint=joined.endpoint.text())
+    door = Door(joined.members.island, [own], f"facts of {site}")
     try:
         yield joined, door
     finally:
@@ -41,16 +43,17 @@ def living(site, doors):
 
 def test_a_site_learns_the_facts_and_comes_in_where_somebody_lives(doors):
     with living("mid", doors) as (joined, door):
-        answers = ask_doors(place("east", doors))
-        assert {site: facts for site, (_, facts) in answers.items()} == {"mid": "facts of mid"}
+        answers = ask_doors(place("east", doors), 0, 1)
+        assert {site: answer.facts for site, answer in answers.items()} == {"mid": "facts of mid"}
         assert door.arrivals.empty(), "who only asks is not taken up"
         back = begin(Membership(place("east", doors), 0, 1, {}), LIMITS)
 
         def admit():
             if door.arrivals.empty():
                 return False
-            presence = door.arrivals.get()
-            joined.transport.take_up(joined.peer(SITES.index(presence.site), presence))
+            (guest,) = door.arrivals.get()
+            group = SITES.index(guest.site)
+            joined.transport.take_up(joined.peer(group, guest.host, guest.endpoint))
             return True
 
         with contextlib.ExitStack() as stack:
@@ -76,13 +79,13 @@ def test_strangers_and_another_key_learn_nothing(doors):
         for rubbish in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(1 << 14), b"\n" * 100):
             with socket.create_connection((host, int(port))) as stranger:
                 stranger.sendall(rubbish)
-        assert ask_doors(place("east", doors, key="x" * 32), seconds=1.0) == {}
+        assert ask_doors(place("east", doors, key="x" * 32), 0, 1, seconds=1.0) == {}
         assert door.arrivals.empty()
-        assert list(ask_doors(place("west", doors))) == ["mid"]
+        assert list(ask_doors(place("west", doors), 0, 1)) == ["mid"]
 
 
 def test_a_site_to_which_nobody_answers_says_so(doors):
-    assert ask_doors(place("east", doors), seconds=0.2) == {}
+    assert ask_doors(place("east", doors), 0, 1, seconds=0.2) == {}
     back = begin(Membership(place("east", doors), 0, 1, {}), LIMITS)
     with pytest.raises(RunError, match="no other site of the run that goes on answers"):
         enter(back, 1.0)

@@ -28,3 +28,13 @@ def test_a_site_that_does_not_reach_all_others_does_not_return(islands, tmp_path
     deaths = [Death(0, 2, 5, returns=True)]
     with pytest.raises(RunError, match="site mid takes part in the run, and does not answer"):
         islands.train(tmp_path, STEPS, deaths, without_door=NAMES.index("mid"))
+
+
+@pytest.mark.parametrize("process", range(2))
+def test_a_site_of_two_processes_returns_as_one(process, islands, undisturbed, tmp_path):
+    deaths = [Death(0, 2, 5, returns=True, process=process)]
+    run = islands.train(tmp_path, STEPS, deaths, processes=2)
+    assert set(run.states) == set(range(len(NAMES)))
+    assert 2 < run.returned_at[0] < STEPS
+    assert_same(run, undisturbed)
+    run.assert_processes_agree()

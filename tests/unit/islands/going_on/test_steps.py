@@ -40,3 +40,21 @@ def test_the_last_site_goes_on_alone(islands, undisturbed, tmp_path):
     assert set(run.states) == {1}
     assert_same(run, undisturbed)
     assert "mid computes the shares of mid and east and west" in run.lines[1][-1]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        pytest.param(number, marks=[] if number in (4, 12) else [pytest.mark.slow])
+        for number in range(OPERATIONS)
+    ],
+)
+@pytest.mark.parametrize("process", range(2))
+def test_a_site_of_two_processes_decides_as_one(process, operation, islands, undisturbed, tmp_path):
+    deaths = [Death(1, 2, operation, process=process)]
+    run = islands.train(tmp_path, STEPS, deaths, processes=2)
+    assert set(run.states) == {0, 2}
+    assert_same(run, undisturbed)
+    run.assert_processes_agree()
+    for other in run.states:
+        assert sum("site mid is lost (" in line for line in run.lines[other]) == 1

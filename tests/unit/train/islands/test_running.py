@@ -9,6 +9,7 @@ from geojax.errors import UserError
 from geojax.job.island_env import IslandSettings
 from geojax.membership.file_store import FileRecordStore
 from geojax.membership.record import MembershipRecord
+from geojax.runtime.rendezvous import Presence
 from geojax.step.resolved import Layout, Step
 from geojax.step.step_file import origin_of
 from geojax.train.islands import running
@@ -17,6 +18,7 @@ from geojax.train.joined_sites import require_sites
 from geojax.transport.door import Door
 
 SITES = ("east", "mid", "west")
+HERE = Presence(process=0, host="here", site="mid", endpoint="an endpoint")
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_facts_are_told_at_a_door_as_they_are(doors, tmp_path):
     config = config_of(tmp_path / "record.json")
     FileRecordStore(tmp_path / "record.json", "mine").create(MembershipRecord(2, (1, 2), 1))
     facts, step = facts_of(config)
-    door = Door(island_of("mid", doors), "an endpoint", facts.model_dump_json())
+    door = Door(island_of("mid", doors), [HERE], facts.model_dump_json())
     try:
         told = facts_of_running(config, island_of("east", doors))
     finally:
@@ -68,7 +70,7 @@ def test_facts_are_told_at_a_door_as_they_are(doors, tmp_path):
 def test_another_version_is_named(doors, tmp_path):
     config = config_of(tmp_path / "record.json")
     FileRecordStore(tmp_path / "record.json", "mine").create(MembershipRecord(2, (1, 2), 1))
-    door = Door(island_of("mid", doors), "an endpoint", "{}")
+    door = Door(island_of("mid", doors), [HERE], "{}")
     try:
         with pytest.raises(UserError, match="another version of geojax"):
             facts_of_running(config, island_of("east", doors))
@@ -77,13 +79,17 @@ def test_another_version_is_named(doors, tmp_path):
 
 
 def test_nobody_is_asked_before_the_first_start(doors, tmp_path, monkeypatch):
-    monkeypatch.setattr(running, "ask_doors", lambda island: pytest.fail("somebody was asked"))
+    monkeypatch.setattr(
+        running, "ask_doors", lambda island, *place: pytest.fail("somebody was asked")
+    )
     assert facts_of_running(config_of(tmp_path / "none.json"), island_of("east", doors)) is None
 
 
 def test_a_member_asks_once_and_another_for_a_time(doors, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(running, "ask_doors", lambda island: asked.append(island.site) or {})
+    monkeypatch.setattr(
+        running, "ask_doors", lambda island, *place: asked.append(island.site) or {}
+    )
     monkeypatch.setattr(running, "_ASK_SECONDS", 0.05)
     config = config_of(tmp_path / "record.json")
     FileRecordStore(tmp_path / "record.json", "mine").create(MembershipRecord(2, (1, 2), 1))

@@ -1,0 +1,86 @@
+"""A process of a site that does what the site's first process decides."""
+
+from geojax.islands.going_on.decisions import (
+    Answered,
+    HandedCame,
+    Report,
+    SeenLink,
+    as_text,
+    decision_of,
+)
+from geojax.islands.going_on.site_membership import SILENT_SHARE, PeerOf, SiteMembership
+from geojax.membership.events import ComputeSums, SumsReady
+from geojax.runtime.process_channel import ProcessChannel
+from geojax.transport import CarrierTransport, LostPeerError
+from geojax.transport.peer_link import PeerLink
+
+
+class FollowingProcess(SiteMembership):
+    """The membership of a site, in any but its first process.
+
+    Args:
+        transport: joins the process to its counterparts in all other sites.
+        channel: joins the processes of the site.
+        peer_of: returns how the counterpart in a site is reached, by its host and its endpoint.
+        lease_seconds: a site that is silent for so long is evicted.
+    """
+
+    def __init__(
+        self,
+        transport: CarrierTransport,
+        channel: ProcessChannel,
+        peer_of: PeerOf,
+        lease_seconds: float,
+    ):
+        super().__init__(transport, channel, peer_of)
+        self._silence = SILENT_SHARE * lease_seconds
+        self._seen: dict[int, SeenLink] = {}
+        """As reported last, of each site."""
+        self._reported = 0
+        """Number of the newest reported of what other sites hand over."""
+
+    def is_open(self) -> bool:
+        """Return True while a counterpart is silent or lost."""
+        return any(seen.lost is not None or seen.is_silent for seen in self._seen.values())
+
+    def _poll(self) -> None:
+        for _, text in self._channel.received():
+            self._do(decision_of(text))
+        links = list(self.transport.links.items())
+        for site in set(self._seen) - {site for site, _ in links}:
+            del self._seen[site]
+        for site, link in links:
+            seen = self._look(site, link)
+            start = self._starts.get(site, 0)
+            if seen != self._seen.get(site, SeenLink(site, start, None, is_silent=False)):
+                self._report(seen)
+            self._seen[site] = seen
+        for number in self._has_come():
+            if number > self._reported:
+                self._reported = number
+                self._report(HandedCame(number))
+
+    def _look(self, site: int, link: PeerLink) -> SeenLink:
+        """Return how the link to a site is.
+
+        Raises:
+            LostPeerError: the link is lost by this end.
+        """
+        control, start = link.control, self._starts.get(site, 0)
+        if control.finished:
+            return SeenLink(site, start, None, is_silent=False)
+        try:
+            link.check()
+        except LostPeerError:
+            if control.lost is None:  # it could not be sent a message, or take one
+                raise
+        return SeenLink(site, start, control.lost, control.silent_seconds >= self._silence)
+
+    def _tell_ready(self, work: ComputeSums) -> None:
+        self._report(SumsReady(work.record.membership_id, work.step))
+
+    def _answer(self, number: int, sites: tuple[int, ...]) -> None:
+        self._report(Answered(number, sites))
+
+    def _report(self, report: Report) -> None:
+        self._channel.send(as_text(report))
