@@ -6,9 +6,18 @@ import signal
 
 import pytest
 from support.island_jobs import SETTINGS, start_sites
-from support.small_runs import finish, losses, saved_steps, wait_for_step, write_config
+from support.small_runs import (
+    REPOSITORY,
+    environment,
+    finish,
+    losses,
+    saved_steps,
+    wait_for_step,
+    write_config,
+)
 
 SITES = ("east", "mid", "west")
+WRONG_CLOCK = REPOSITORY / "tests" / "support" / "wrong_clock"
 STEPS = 14
 THREE = SETTINGS | {
     "steps": STEPS,
@@ -42,9 +51,10 @@ def undisturbed(corpus, tmp_path_factory):
     return figures(folder / "run" / "east")
 
 
-def kill_one(folder, corpus, killed, steps=STEPS):
+def kill_one(folder, corpus, killed, steps=STEPS, of_sites=()):
     """Train with three sites of which one is killed; what each of them printed."""
-    sites = start_sites(config_of(folder, corpus, steps=steps), sites=SITES)
+    config = config_of(folder, corpus, steps=steps)
+    sites = start_sites(config, sites=SITES, of_sites=of_sites)
     try:
         wait_for_step(folder / "run" / SITES[killed], 3, sites[killed])
     finally:
@@ -70,6 +80,18 @@ def test_the_others_go_on_with_the_same_bits_and_all_resume(killed, undisturbed,
     for process, output in zip(again, finish(*again), strict=True):
         assert process.returncode == 0, output
         assert f"resuming from step {STEPS} in" in output
+
+
+def test_clocks_that_are_wrong_change_nothing(undisturbed, corpus, tmp_path):
+    path = f"{WRONG_CLOCK}:{environment()['PYTHONPATH']}"
+    clocks = [
+        {"PYTHONPATH": path, "WRONG_CLOCK": clock}
+        for clock in ("10800 1", "-172800 1.2", "2592000 0.9")
+    ]
+    outputs = kill_one(tmp_path, corpus, 0, of_sites=clocks)
+    for site in (1, 2):
+        assert "site east is lost (" in outputs[site]
+        assert figures(tmp_path / "run" / SITES[site]) == undisturbed
 
 
 def test_a_site_that_loses_one_of_two_processes_is_lost_whole(corpus, tmp_path):

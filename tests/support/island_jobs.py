@@ -2,7 +2,7 @@
 
 import secrets
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from support.ports import free_port
@@ -50,16 +50,19 @@ def start_sites(
     runs: Sequence[Path] = (),
     sites: Sequence[str] = SITES,
     processes: int = 1,
+    of_sites: Sequence[Mapping[str, str]] = (),
 ) -> list[subprocess.Popen]:
     """Start a job of so many processes for each site, ordered by site.
 
-    `runs` are the sites' run directories where they share no file system.
+    `runs` are the sites' run directories where they share no file system, and `of_sites` further
+    variables of each.
     """
     folders = [["--run_directory", str(run)] for run in runs] or [[]] * len(sites)
     started = []
-    for variables, folder in zip(site_variables(sites), folders, strict=True):
+    further = of_sites or [{}] * len(sites)
+    for variables, folder, own in zip(site_variables(sites), folders, further, strict=True):
         meeting = f"127.0.0.1:{free_port()}"
         for process in range(processes):
             place = worker_env(process, processes, meeting, variables["GEOJAX_SITE"], None)
-            started.append(start(config, *arguments, *folder, **variables | place))
+            started.append(start(config, *arguments, *folder, **variables | place | own))
     return started
