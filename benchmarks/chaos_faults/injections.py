@@ -131,7 +131,7 @@ class Injector:
         hit = self._in_phase(fault.site, fault)
         held = self._holds(fault.site)
         began = time.time()
-        self._run.strike(fault.site, fault.number, signal.SIGSTOP)
+        self._run.send(fault.site, signal.SIGSTOP)
         self._until_gone_on(began, {fault.site}, fault)
         self._run.send(fault.site, signal.SIGCONT)
         return Injected(

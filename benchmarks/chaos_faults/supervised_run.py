@@ -146,8 +146,9 @@ class SupervisedRun:
         """Return the exit codes of a site's processes that its supervisor has seen since."""
         return [int(code) for code in _ENDED.findall(self.log_since(site, size))]
 
-    def _start(self, site: int) -> "subprocess.Popen[bytes]":
-        variables = {
+    def variables(self, site: int) -> dict[str, str]:
+        """Return the variables of a site's processes."""
+        return {
             "GEOJAX_SITE": SITES[site],
             "GEOJAX_ISLANDS": ",".join(SITES),
             VARIABLES["coordinators"]: ",".join(self.network.coordinators),
@@ -159,18 +160,23 @@ class SupervisedRun:
             "COLUMNS": "1000",
             "XDG_CACHE_HOME": str(self.folder / f"{SITES[site]}-cache"),
         }
+
+    def command(self, site: int) -> list[str]:
+        """Return the command of a site's processes."""
+        train = [sys.executable, "-m", "geojax", "train", str(self._config)]
+        return [*train, "--run_directory", str(self.runs[site])]
+
+    def _start(self, site: int) -> "subprocess.Popen[bytes]":
         prefix = [*self.network.command_prefix(site)]
         if self._groups is not None:
             prefix = [*half_cores.words_into(self._groups[site]), *prefix]
-        train = [sys.executable, "-m", "geojax", "train", str(self._config)]
-        train += ["--run_directory", str(self.runs[site])]
         meeting = f"{self.network.addresses[site]}:{_COORDINATOR_PORT}"
         place = [SITES[site], str(self._count), meeting]
-        supervisor = [sys.executable, str(_SUPERVISOR), *place, *prefix, "--", *train]
+        supervisor = [sys.executable, str(_SUPERVISOR), *place, *prefix, "--", *self.command(site)]
         with self.logs[site].open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-I", reaper.__file__, "5", *supervisor],
-                env=environment(**variables),
+                env=environment(**self.variables(site)),
                 cwd=REPOSITORY,
                 stdin=subprocess.PIPE,
                 stdout=log,
