@@ -6,6 +6,8 @@ from geojax.membership.record import MembershipRecord
 
 UNKNOWN = -1
 HALF_HEARD = -0.5
+SILENT_SHARE = 2 / 3
+"""Part of the eviction time after which a site that gives no sign is silent."""
 MOST_QUEUED_STEPS = 64
 JOIN_PAUSE_SECONDS = 30.0
 

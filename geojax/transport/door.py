@@ -127,10 +127,8 @@ def enter(joined: Joined, seconds: float) -> Joined:
             raise RunError("no other site of the run that goes on answers any more")
         peers = []
         for name in names:
-            there, group = (
-                answers[name].processes[members.process],
-                members.island.sites.index(name),
-            )
+            there = answers[name].processes[members.process]
+            group = members.island.sites.index(name)
             peers.append(joined.peer(group, there.host, there.endpoint))
         for peer in peers:
             transport.take_up(peer)
@@ -190,10 +188,9 @@ def _ask(
             everyone = rendezvous.join(
                 process, count, door, island.site, remaining, endpoint=endpoint, key=_key(island)
             )
-        except MissingProcessesError:  # the door, or a process that comes to it next time
-            continue
-        except UserError:  # somebody else is at the door at this moment
-            time.sleep(min(random.uniform(0.2, 1.0) * _PAUSE_SECONDS, max(0.0, remaining)))
+        except (MissingProcessesError, UserError):  # nobody is at the door, or another site is too
+            pause = random.uniform(0.2, 1.0) * _PAUSE_SECONDS
+            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             continue
         try:
             note = _DoorNote.model_validate_json(everyone.note or "")

@@ -39,7 +39,7 @@ from geojax.islands.going_on.decisions import (
     as_text,
     report_of,
 )
-from geojax.islands.going_on.site_membership import SILENT_SHARE, PeerOf, SiteMembership
+from geojax.islands.going_on.site_membership import PeerOf, SiteMembership
 from geojax.islands.going_on.ticks import Ticks
 from geojax.islands.programs.values import StepSums
 from geojax.membership.events import (
@@ -66,7 +66,7 @@ from geojax.membership.events import (
     Turn,
     WaitFor,
 )
-from geojax.membership.member_state import MOST_QUEUED_STEPS, MemberState
+from geojax.membership.member_state import MOST_QUEUED_STEPS, SILENT_SHARE, MemberState
 from geojax.membership.notes import as_note, message_of
 from geojax.membership.record import MembershipRecord, RecordStore
 from geojax.membership.transition import member, returned, transition
@@ -146,20 +146,19 @@ class DecidingProcess(SiteMembership):
     ) -> None:
         """Take part from now on."""
         super().begin(record, sums, saved=saved, last_step=last_step)
-        self._ticks.take()
         site, sites = self.transport.site, self.transport.sites
-        settings = self._settings(sums, last_step)
-        self._state, actions = member(site, sites, record, saved=saved, **settings)
-        for action in actions:
-            self._act(action)
+        self._begin(member(site, sites, record, saved=saved, **self._settings(sums, last_step)))
 
     def begin_return(self, sums: StepSums, state: TrainState, *, last_step: int) -> None:
         """Ask the sites that take part for their state, and follow them until `be_admitted`."""
         super().begin_return(sums, state, last_step=last_step)
-        self._ticks.take()
         site, sites = self.transport.site, self.transport.sites
-        settings = self._settings(sums, last_step)
-        self._state, actions = returned(site, sites, saved=0, **settings)
+        self._begin(returned(site, sites, saved=0, **self._settings(sums, last_step)))
+
+    def _begin(self, first: tuple[MemberState, Sequence[MembershipAction]]) -> None:
+        """Begin with a state of the transition function, and do its first actions."""
+        self._ticks.take()
+        self._state, actions = first
         for action in actions:
             self._act(action)
 
@@ -245,8 +244,7 @@ class DecidingProcess(SiteMembership):
                 if start == self._starts.get(site, 0):
                     self._seen[site, process] = report
             case Answered(number, sites):
-                self._answers.setdefault(number, {})[process] = sites
-                self._agree(number)
+                self._agree(number, process, sites)
             case SumsReady() | HandedCame():
                 self._reports.setdefault(report, set()).add(process)
 
@@ -254,12 +252,15 @@ class DecidingProcess(SiteMembership):
         """Return True if all other processes of this site have reported something."""
         return len(self._reports.get(report, ())) == len(self._channel.others)
 
-    def _answer(self, number: int, sites: tuple[int, ...]) -> None:
-        self._answers.setdefault(number, {})[self._channel.own] = sites
-        self._agree(number)
+    def _tell_ready(self, work: ComputeSums) -> None:
+        """Leave it to the next look, which finds the sums."""
 
-    def _agree(self, number: int) -> None:
-        answers = self._answers[number]
+    def _answer(self, number: int, sites: tuple[int, ...]) -> None:
+        self._agree(number, self._channel.own, sites)
+
+    def _agree(self, number: int, process: int, sites: tuple[int, ...]) -> None:
+        answers = self._answers.setdefault(number, {})
+        answers[process] = sites
         if len(answers) == 1 + len(self._channel.others):
             del self._answers[number]
             of_all = frozenset.intersection(*map(frozenset, answers.values()))
@@ -267,13 +268,8 @@ class DecidingProcess(SiteMembership):
 
     def _take_handed(self) -> None:
         """Take what has come to all processes of what other sites hand over."""
-        for number in list(self._has_come()):
-            report = HandedCame(number)
-            if not (self._coming and self._coming[0].number == number):
-                return  # what was taken before has ended the rest
-            if not self._is_everywhere(report):
-                return
-            self._reports.pop(report, None)
+        while (number := next(self._has_come(), None)) and self._is_everywhere(HandedCame(number)):
+            self._reports.pop(HandedCame(number), None)
             incoming = self._coming[0].incoming
             assert incoming is not None, "it has come"
             self._decide(TakeHanded(self._state.takes_part and not incoming.note.whole))

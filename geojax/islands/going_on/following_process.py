@@ -1,5 +1,7 @@
 """A process of a site that does what the site's first process decides."""
 
+from collections.abc import Callable
+
 from geojax.islands.going_on.decisions import (
     Answered,
     HandedCame,
@@ -8,10 +10,12 @@ from geojax.islands.going_on.decisions import (
     as_text,
     decision_of,
 )
-from geojax.islands.going_on.site_membership import SILENT_SHARE, PeerOf, SiteMembership
+from geojax.islands.going_on.site_membership import PeerOf, SiteMembership
 from geojax.membership.events import ComputeSums, SumsReady
+from geojax.membership.member_state import SILENT_SHARE
 from geojax.runtime.process_channel import ProcessChannel
 from geojax.transport import CarrierTransport, LostPeerError
+from geojax.transport.door import Door
 from geojax.transport.peer_link import PeerLink
 
 
@@ -39,6 +43,12 @@ class FollowingProcess(SiteMembership):
         self._reported = 0
         """Number of the newest reported of what other sites hand over."""
 
+    def be_admitted(self) -> None:
+        """Leave it to the first process to ask."""
+
+    def open_door(self, door: Callable[[], Door]) -> None:
+        """Leave it to the first process to open the door."""
+
     def is_open(self) -> bool:
         """Return True while a counterpart is silent or lost."""
         return any(seen.lost is not None or seen.is_silent for seen in self._seen.values())
@@ -51,8 +61,7 @@ class FollowingProcess(SiteMembership):
             del self._seen[site]
         for site, link in links:
             seen = self._look(site, link)
-            start = self._starts.get(site, 0)
-            if seen != self._seen.get(site, SeenLink(site, start, None, is_silent=False)):
+            if seen != self._seen.get(site, SeenLink(site, seen.start, None, is_silent=False)):
                 self._report(seen)
             self._seen[site] = seen
         for number in self._has_come():

@@ -7,7 +7,11 @@ import time
 import jax
 
 from geojax.islands.going_on.handing_over import handed_part
-from geojax.islands.going_on.site_membership import InterruptedStepError, SiteMembership
+from geojax.islands.going_on.site_membership import (
+    POLL_SECONDS,
+    InterruptedStepError,
+    SiteMembership,
+)
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.programs.values import StepInputs, StepSums
 from geojax.islands.walk import Walk
@@ -15,8 +19,6 @@ from geojax.membership.events import TakeState
 from geojax.sharding import leaf_layouts
 from geojax.step.state import TrainState
 from geojax.transport.mute import mute
-
-_POLL_SECONDS = 0.002
 
 
 def rehearse(walk: Walk, state: TrainState, signals: jax.Array, inputs: StepInputs) -> TrainState:
@@ -64,7 +66,7 @@ def take_state(
     like = handed_part(leaf_layouts.abstract(programs.layouts, programs.plan.mesh))
     membership.begin_return(programs.sums, like, last_step=last_step)
     while (followed := _follow(membership, programs, state)) is None:
-        time.sleep(_POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
     return followed
 
 
@@ -77,7 +79,7 @@ def catch_up(membership: SiteMembership, programs: SitePrograms, state: TrainSta
     membership.be_admitted()
     while not membership.end_return():
         if (followed := _follow(membership, programs, state)) is None:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
         else:
             state = followed
     return state

@@ -8,6 +8,7 @@ step that begins again is run to its sums first, with zeros for what has not com
 each other in the programs of a site, so that all its processes have to run the same ones.
 """
 
+import abc
 import contextlib
 import functools
 import time
@@ -40,8 +41,6 @@ from geojax.transport.carrier import Peer
 from geojax.transport.door import Door
 
 POLL_SECONDS = 0.002
-SILENT_SHARE = 2 / 3
-"""Part of the eviction time after which a site that gives no sign is silent."""
 
 PeerOf: TypeAlias = Callable[[int, str, str], Peer]
 
@@ -66,7 +65,7 @@ class _Coming(NamedTuple):
     """None: the process at the other end is lost."""
 
 
-class SiteMembership:
+class SiteMembership(abc.ABC):
     """The membership of a site, in one of its processes; all call each method in the same order.
 
     Args:
@@ -144,6 +143,7 @@ class SiteMembership:
         self.poll()
         return self._works.popleft() if self._works else None
 
+    @abc.abstractmethod
     def be_admitted(self) -> None:
         """Ask to take part from now on."""
 
@@ -151,12 +151,13 @@ class SiteMembership:
         """Compute as others do from now on, if this site is admitted and level; True if it is."""
         return not self._returns and not self._works
 
+    @abc.abstractmethod
     def open_door(self, door: Callable[[], Door]) -> None:
         """Let sites that return come in at a door, which one process of the site opens."""
 
+    @abc.abstractmethod
     def is_open(self) -> bool:
         """Return True while a site is silent or lost, and takes part as long as the record says."""
-        raise NotImplementedError
 
     def work_on(self, step: int) -> ComputeSums | ApplySums:
         """Wait for what is to be done of a step: compute sums, or take those of another site.
@@ -211,6 +212,7 @@ class SiteMembership:
             self._ready = None
         raise InterruptedStepError("the step begins again")
 
+    @abc.abstractmethod
     def _tell_ready(self, work: ComputeSums) -> None:
         """Note that the sums of a step have come to this process."""
 
@@ -230,9 +232,9 @@ class SiteMembership:
             time.sleep(POLL_SECONDS)
         return self._agreed.pop(self._exchanges)
 
+    @abc.abstractmethod
     def _answer(self, number: int, sites: tuple[int, ...]) -> None:
         """Note the sites of which this process has a message of an exchange."""
-        raise NotImplementedError
 
     def poll(self) -> None:
         """Take in what has happened, and do what follows.
@@ -246,8 +248,9 @@ class SiteMembership:
         if self._has_begun:
             self._poll()
 
+    @abc.abstractmethod
     def _poll(self) -> None:
-        raise NotImplementedError
+        """Take in what has happened since this site has begun."""
 
     def close(self) -> None:
         """End the threads."""

@@ -2,6 +2,7 @@
 
 from geojax.config.run_config import RunConfig
 from geojax.job.cluster_env import VARIABLES, ProcessSettings
+from geojax.membership.member_state import SILENT_SHARE
 from geojax.quantities import duration
 
 
@@ -17,7 +18,7 @@ def time_out_lines(config: RunConfig, processes: ProcessSettings) -> list[str]:
     start = VARIABLES["start_timeout_seconds"]
     rows = [
         ("a silent site is taken out of the record", lease, heartbeat),
-        ("a site that does not hear another stops", lease * 2 / 3, f"2/3 of {heartbeat}"),
+        ("a site that does not hear another stops", SILENT_SHARE * lease, f"2/3 of {heartbeat}"),
         ("the record has to answer", lease / 3, f"1/3 of {heartbeat}"),
         ("all sites have to start", processes.start_timeout_seconds, start),
         ("longest pause for a site that returns", config.islands.join_pause, "islands.join_pause"),
