@@ -48,7 +48,15 @@ class Refusal(NamedTuple):
     record: MembershipRecord
 
 
-MembershipMessage: TypeAlias = Turn | HandedOver | JoinRequest | Refusal
+class Unheard(NamedTuple):
+    """A member's word to the holder, which it hears, that others have been silent for T."""
+
+    sender: int
+    record: MembershipRecord
+    sites: tuple[int, ...]
+
+
+MembershipMessage: TypeAlias = Turn | HandedOver | JoinRequest | Refusal | Unheard
 
 
 class Elapsed(NamedTuple):

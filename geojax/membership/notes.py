@@ -4,10 +4,19 @@ import json
 from typing import Any
 
 from geojax.errors import RunError
-from geojax.membership.events import HandedOver, JoinRequest, MembershipMessage, Refusal, Turn
+from geojax.membership.events import (
+    HandedOver,
+    JoinRequest,
+    MembershipMessage,
+    Refusal,
+    Turn,
+    Unheard,
+)
 from geojax.membership.record import MembershipRecord
 
-_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (Turn, HandedOver, JoinRequest, Refusal)}
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (Turn, HandedOver, JoinRequest, Refusal, Unheard)
+}
 _MOST = 2**53
 """Numbers of steps and records are smaller: another program may read JSON's numbers as floats."""
 
@@ -37,7 +46,7 @@ def message_of(note: bytes, sender: int) -> MembershipMessage:
     return message._replace(sender=sender)
 
 
-def _checked(value: Any, type_: type) -> Any:
+def _checked(value: Any, type_: Any) -> Any:
     """Return a field of a message.
 
     Raises:
@@ -51,6 +60,10 @@ def _checked(value: Any, type_: type) -> Any:
         if record.members != tuple(sorted(set(record.members))) or holder not in record.members:
             raise ValueError("the members of a record ascend, and the holder is one")
         return record
+    if type_ == tuple[int, ...]:
+        if type(value) is not list:
+            raise TypeError("numbers of sites are meant")
+        return tuple(map(_number, value))
     if type_ is int:
         return _number(value)
     if type(value) is not bool:

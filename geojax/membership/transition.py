@@ -26,7 +26,8 @@ The caller does the actions of one call in their order, before it gives the next
 All time-outs are parts of one time T, `MemberState.lease`:
 
     2T/3 of silence      `Silent`: the site stops acting, unless it is the holder
-    T of silence         the holder evicts; another member begins to watch the record
+    T of silence         the holder evicts; another member tells it so (`Unheard`), or begins to
+                         watch the record
     2T/3 after `Silent`  the holder stops acting if it has not changed the record by then
     T of watching        the member that watched evicts, if the record is still the same
 
@@ -68,6 +69,7 @@ from geojax.membership.events import (
     SwapRecord,
     TakeState,
     Turn,
+    Unheard,
     WaitFor,
 )
 from geojax.membership.following import begun_again, lags, overflows, served, without_follower
@@ -347,6 +349,18 @@ class _Decision:
             self.swap(new)
         else:
             self.read()
+            if state.silence[self.record.holder] == UNKNOWN:
+                self.send(self.record.holder, Unheard(state.site, self.record, silent))
+
+    def separate(self, sender: int, record: MembershipRecord, silent: tuple[int, ...]) -> None:
+        """Evict one of members that do not hear each other, though this holder hears them all."""
+        state = self.state
+        if not state.takes_part or record != state.record or record.holder != state.site:
+            return
+        sites = [site for site in silent if site in self.others]
+        if sites and sender in self.others and self.rules.may_evict(state):
+            # Who alone does not hear several members is the one that is cut off.
+            self.swap(self.record.without((sites[0] if len(sites) == 1 else sender,), state.site))
 
     def ask_again(self) -> None:
         """Send the turn again to members whose turn is missing: one of the two may be lost."""
@@ -487,6 +501,8 @@ class _Decision:
                 self.take_turn(message)
             case HandedOver():
                 self.take_over(message)
+            case Unheard(sender, record, sites):
+                self.separate(sender, record, sites)
 
     def take_turn(self, turn: Turn) -> None:
         state = self.state

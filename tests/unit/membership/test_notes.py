@@ -3,7 +3,7 @@
 import pytest
 
 from geojax.errors import RunError
-from geojax.membership.events import HandedOver, JoinRequest, Refusal, Turn
+from geojax.membership.events import HandedOver, JoinRequest, Refusal, Turn, Unheard
 from geojax.membership.notes import as_note, message_of
 from geojax.membership.record import MembershipRecord
 from geojax.transport.control import MOST_CONTENT_BYTES
@@ -19,6 +19,7 @@ RECORD = MembershipRecord(3, (0, 2, 5), 2)
         JoinRequest(2, 3, 7, follows=True),
         JoinRequest(2, 0, 0, follows=False),
         Refusal(2, RECORD),
+        Unheard(2, RECORD, (0, 5)),
     ],
 )
 def test_a_message_comes_as_it_was_sent(message):
@@ -48,6 +49,8 @@ def test_a_note_of_many_sites_fits():
         b'["Refusal", 2, [3, "02", 0]]',
         b'["Refusal", 2, [3, [0, 2], 2], 1]',
         b'["Turn", 2, [3, [0, 2], 2], 7, true]',
+        b'["Unheard", 2, [3, [0, 2], 2], 7]',
+        b'["Unheard", 2, [3, [0, 2], 2], ["7"]]',
         b'["Turn", 2, [3, [0, 2], 2], 7, true, 1]',
         b'["Turn", 2, [3, [0, 2], 2], "7", true, false]',
         b'["HandedOver", 2, [3, [0, 2], 2], 7.0, true]',
