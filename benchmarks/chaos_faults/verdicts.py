@@ -248,11 +248,12 @@ def _pairs(
 ) -> list[tuple[float, float]]:
     """Return the times of each two steps in a row in a span, the first one after its beginning.
 
-    Those beside a save are left out if its interval is given.
+    Those beside a save are left out if its interval is given. A site whose disk is full writes down
+    none of its steps, so that two lines may be many steps apart.
     """
     return [
         (earlier.time, later.time)
         for earlier, later in itertools.pairwise(steps)
-        if later.time > since and earlier.time < before
+        if later.time > since and earlier.time < before and later.step == earlier.step + 1
         if save_interval is None or (later.step - 1) % save_interval >= STEPS_OF_SAVE
     ]

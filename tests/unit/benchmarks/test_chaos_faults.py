@@ -70,11 +70,11 @@ def test_steps_that_a_restart_keeps_were_seen_before_and_others_are_done_again(c
     assert sightings.conflicts == ["step 3: 1.5 at site 0, 7.0 before"]
 
 
-def steps_of(chaos, site, first, last, start, *, hole=()):
-    """Steps a second apart, of which some are missing."""
-    seen = chaos("sightings").StepSeen
+def steps_of(chaos, site, first, last, start, *, hole=(), late=(1000, 0.0)):
+    """Steps a second apart, of which some are missing, or come later by so many seconds."""
+    seen, (from_step, seconds) = chaos("sightings").StepSeen, late
     return [
-        seen(start + step - first, site, step, 1.0)
+        seen(start + step - first + seconds * (step >= from_step), site, step, 1.0)
         for step in range(first, last + 1)
         if step not in hole
     ]
@@ -137,11 +137,11 @@ def test_each_bound_that_does_not_hold_is_named(chaos):
     one = [lost_at(chaos, 104.6, 1, "east")]
     assert missed(chaos, lost=one) == ("west did not say that east is lost",)
     steps = dict(seen_kill(chaos).steps)
-    steps[1] = steps_of(chaos, 1, 1, 40, 100.0, hole=range(8, 12))
+    steps[1] = steps_of(chaos, 1, 1, 40, 100.0, late=(8, 4.0))
     assert missed(chaos, steps=steps) == ("5.00 s between two steps, median 1.00 s",)
     assert missed(chaos, steps=steps, calm_gap=5.0) == ()
     assert missed(chaos, steps=steps, save_interval=7) == (), "a save began after step 7"
-    steps[1] = steps_of(chaos, 1, 1, 40, 100.0, hole=range(6, 12))
+    steps[1] = steps_of(chaos, 1, 1, 40, 100.0, late=(6, 6.0))
     assert missed(chaos, steps=steps) == ("next step after 6.3 s, 3.0 allowed",)
     again = steps_of(chaos, 2, 1, 20, 100.0) + steps_of(chaos, 2, 19, 40, 120.0)
     assert missed(chaos, steps={**seen_kill(chaos).steps, 2: again}) == (
@@ -167,6 +167,8 @@ def test_what_nobody_is_to_notice_loses_no_site(chaos):
     noticed = calm | {"lost": [lost_at(chaos, 106.0, 1, "east")]}
     assert "east lost instead of nobody" in missed(chaos, **noticed)
     steps[2] = steps_of(chaos, 2, 1, 40, 100.0, hole=range(8, 12))
+    assert missed(chaos, **calm) == (), "its disk is full, and its lines are lost"
+    steps[2] = steps_of(chaos, 2, 1, 40, 100.0, late=(8, 4.0))
     assert missed(chaos, **calm) == ("5.0 s between two steps, 3.0 allowed",)
     assert missed(chaos, **calm | {"next_step_factor": 10.0}) == ()
 
