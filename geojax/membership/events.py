@@ -56,7 +56,17 @@ class Unheard(NamedTuple):
     sites: tuple[int, ...]
 
 
-MembershipMessage: TypeAlias = Turn | HandedOver | JoinRequest | Refusal | Unheard
+class Leave(NamedTuple):
+    """The holder's word to a member that it is to stop, since another one does not hear it.
+
+    It may not be evicted before: while it hears the holder it may act.
+    """
+
+    sender: int
+    record: MembershipRecord
+
+
+MembershipMessage: TypeAlias = Turn | HandedOver | JoinRequest | Refusal | Unheard | Leave
 
 
 class Elapsed(NamedTuple):

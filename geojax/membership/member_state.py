@@ -49,6 +49,8 @@ class MemberState(NamedTuple):
     store_asked: bool = False
     proposed: MembershipRecord | None = None
     """Record of the last swap, by which its success is known."""
+    leaving: int | None = None
+    """Member that this holder has told to leave, since another one does not hear it."""
     at_boundary: bool = False
     """The next step waits for the answer to a swap that admits a site."""
     most_queued: int = MOST_QUEUED_STEPS

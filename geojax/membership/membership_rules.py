@@ -38,6 +38,8 @@ class MembershipRules:
     """An admitted site may lack a step that the others have committed."""
     evicts_by_store: bool = True
     """A member is evicted by compare-and-set alone."""
+    leaves_first: bool = True
+    """A member that the holder hears is evicted when it has stopped: until then it may act."""
     levels_of_new_record: Callable[[MemberState], tuple[tuple[int, ...], tuple[bool, ...]]] = (
         lambda state: ((UNKNOWN,) * len(state.levels), (False,) * len(state.levels))
     )

@@ -7,6 +7,7 @@ from geojax.errors import RunError
 from geojax.membership.events import (
     HandedOver,
     JoinRequest,
+    Leave,
     MembershipMessage,
     Refusal,
     Turn,
@@ -15,7 +16,7 @@ from geojax.membership.events import (
 from geojax.membership.record import MembershipRecord
 
 _KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (Turn, HandedOver, JoinRequest, Refusal, Unheard)
+    kind.__name__: kind for kind in (Turn, HandedOver, JoinRequest, Refusal, Unheard, Leave)
 }
 _MOST = 2**53
 """Numbers of steps and records are smaller: another program may read JSON's numbers as floats."""

@@ -26,8 +26,8 @@ The caller does the actions of one call in their order, before it gives the next
 All time-outs are parts of one time T, `MemberState.lease`:
 
     2T/3 of silence      `Silent`: the site stops acting, unless it is the holder
-    T of silence         the holder evicts; another member tells it so (`Unheard`), or begins to
-                         watch the record
+    T of silence         the holder evicts; another member begins to watch the record, and tells the
+                         holder (`Unheard`), which lets one of the two leave (`Leave`)
     2T/3 after `Silent`  the holder stops acting if it has not changed the record by then
     T of watching        the member that watched evicts, if the record is still the same
 
@@ -52,6 +52,7 @@ from geojax.membership.events import (
     HandedOver,
     Heard,
     JoinRequest,
+    Leave,
     MembershipAction,
     MembershipEvent,
     MembershipMessage,
@@ -353,14 +354,22 @@ class _Decision:
                 self.send(self.record.holder, Unheard(state.site, self.record, silent))
 
     def separate(self, sender: int, record: MembershipRecord, silent: tuple[int, ...]) -> None:
-        """Evict one of members that do not hear each other, though this holder hears them all."""
+        """Let one of members leave that do not hear each other, though this holder hears all."""
         state = self.state
         if not state.takes_part or record != state.record or record.holder != state.site:
             return
         sites = [site for site in silent if site in self.others]
-        if sites and sender in self.others and self.rules.may_evict(state):
+        if not sites or sender not in self.others or not self.rules.may_evict(state):
+            return
+        if state.leaving not in (sender, *sites):
             # Who alone does not hear several members is the one that is cut off.
-            self.swap(self.record.without((sites[0] if len(sites) == 1 else sender,), state.site))
+            self.set(leaving=sites[0] if len(sites) == 1 else sender)
+        leaving = self.state.leaving
+        assert leaving is not None, "one of them leaves"
+        if self.rules.leaves_first:
+            self.send(leaving, Leave(state.site, self.record))
+        else:
+            self.swap(self.record.without((leaving,), state.site))
 
     def ask_again(self) -> None:
         """Send the turn again to members whose turn is missing: one of the two may be lost."""
@@ -456,6 +465,7 @@ class _Decision:
             watched=UNKNOWN,
             proposed=None,
             at_boundary=False,
+            leaving=None,
             followed=0,
             requests=(UNKNOWN,) * sites,
             paused_for=paused_for,
@@ -503,6 +513,9 @@ class _Decision:
                 self.take_over(message)
             case Unheard(sender, record, sites):
                 self.separate(sender, record, sites)
+            case Leave(sender, record):
+                if state.takes_part and record == state.record and record.holder == sender:
+                    self.stop(record)
 
     def take_turn(self, turn: Turn) -> None:
         state = self.state

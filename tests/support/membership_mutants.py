@@ -39,6 +39,10 @@ MUTANTS: dict[str, tuple[MembershipRules, Box]] = {
         replaced(evicts_by_store=False),
         NONE._replace(partitions=1, steps=2),
     ),
+    "eviction of a member that has not stopped": (
+        replaced(leaves_first=False),
+        NONE._replace(partitions=1, messages=1),
+    ),
     "sums of the record before": (
         replaced(levels_of_new_record=lambda state: (state.levels, state.has_sums)),
         NONE._replace(crashes=1, steps=1, order="any"),

@@ -3,7 +3,7 @@
 import pytest
 
 from geojax.errors import RunError
-from geojax.membership.events import HandedOver, JoinRequest, Refusal, Turn, Unheard
+from geojax.membership.events import HandedOver, JoinRequest, Leave, Refusal, Turn, Unheard
 from geojax.membership.notes import as_note, message_of
 from geojax.membership.record import MembershipRecord
 from geojax.transport.control import MOST_CONTENT_BYTES
@@ -20,6 +20,7 @@ RECORD = MembershipRecord(3, (0, 2, 5), 2)
         JoinRequest(2, 0, 0, follows=False),
         Refusal(2, RECORD),
         Unheard(2, RECORD, (0, 5)),
+        Leave(2, RECORD),
     ],
 )
 def test_a_message_comes_as_it_was_sent(message):

@@ -2,7 +2,17 @@
 
 import pytest
 
-from geojax.membership.events import Elapsed, Received, SendTo, Silent, SwapRecord, Unheard
+from geojax.membership.events import (
+    Elapsed,
+    Gone,
+    Leave,
+    Received,
+    SendTo,
+    Silent,
+    StopActing,
+    SwapRecord,
+    Unheard,
+)
 from geojax.membership.record import MembershipRecord
 from geojax.membership.transition import member, transition
 
@@ -34,15 +44,24 @@ def test_a_member_that_does_not_hear_the_holder_tells_it_nothing():
 
 
 @pytest.mark.parametrize(
-    ("sender", "silent", "members"),
-    [
-        (EAST, (WEST,), (HOLDER, EAST, NORTH)),
-        (EAST, (WEST, NORTH), (HOLDER, WEST, NORTH)),
-    ],
+    ("sender", "silent", "leaves"), [(EAST, (WEST,), WEST), (EAST, (WEST, NORTH), EAST)]
 )
-def test_the_holder_takes_out_the_one_that_is_cut_off(sender, silent, members):
-    actions = after(HOLDER, Received(Unheard(sender, RECORD, silent)))
-    assert actions == [SwapRecord(RECORD, MembershipRecord(6, members, HOLDER))]
+def test_the_holder_lets_the_one_leave_that_is_cut_off(sender, silent, leaves):
+    word = Received(Unheard(sender, RECORD, silent))
+    assert after(HOLDER, word) == [SendTo(leaves, Leave(HOLDER, RECORD))]
+    without = MembershipRecord(6, tuple(set(RECORD.members) - {leaves}), HOLDER)
+    assert after(HOLDER, word, Gone(leaves))[1:] == [SwapRecord(RECORD, without)]
+
+
+def test_one_of_two_leaves_whatever_both_say():
+    words = [Unheard(EAST, RECORD, (WEST,)), Unheard(WEST, RECORD, (EAST,))]
+    assert after(HOLDER, *map(Received, words)) == [SendTo(WEST, Leave(HOLDER, RECORD))] * 2
+
+
+def test_a_member_that_is_to_leave_stops():
+    assert after(WEST, Received(Leave(HOLDER, RECORD)))[0] == StopActing(RECORD)
+    assert after(WEST, Received(Leave(EAST, RECORD))) == []
+    assert after(WEST, Received(Leave(HOLDER, RECORD._replace(holder=EAST)))) == []
 
 
 @pytest.mark.parametrize(
