@@ -87,8 +87,8 @@ class Checkpointer:
                 together, on a file system that all processes share.
             island: the one of `sites` that `mesh` is of, where each has a JAX runtime of its own
                 and a part of the state; None: the mesh is of all sites.
-            saves_of_sites: exchange of islands, which restore the newest save that all have; None:
-                each restores its own newest.
+            saves_of_sites: exchange of islands, which all restore one save; None: each restores
+                its own newest.
             keep: number of checkpoints to keep.
             interval: `should_save` is true for multiples of this step number.
             interval_minutes: `due` is true when the last save is at least this long ago.
@@ -127,6 +127,8 @@ class Checkpointer:
         ]
         self.run = first_text(uuid.uuid4().hex) or ""
         """Name of the run in its checkpoints. Islands agree on one before the first save."""
+        self.membership_id = 0
+        """Newest record of who takes part, which the next save or the restored one is under."""
         self._last_save = time.monotonic()
         self._newest_step: int | None = None
         self._unusable_steps: list[int] = []
@@ -233,7 +235,7 @@ class Checkpointer:
         return _pause_after(self._failures_in_a_row)
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the metadata of the newest checkpoint that is whole at all sites, with "step".
+        """Return the metadata of the checkpoint that all sites would restore, with "step".
 
         Its arrays may turn out to be damaged at the restore, which then takes an older checkpoint.
 
@@ -276,6 +278,7 @@ class Checkpointer:
         self.wait()
         restored = self._restorer.restore(layouts, model=model, adapt=adapt, parts=parts)
         self._newest_step = int(restored.metadata["step"])
+        self.membership_id = restored.membership_id
         self._unusable_steps = list(restored.unusable)
         self._damaged_parts = [self.folder / path for path in restored.damaged]
         return restored.state, restored.metadata
@@ -356,6 +359,7 @@ class Checkpointer:
         return {
             "step": step,
             "run": self.run,
+            "membership_id": self.membership_id,
             "metadata": dict(metadata),
             "arrays": describe_arrays(leaves_of_parts(parts) or layouts),
             "sites": self._sites,

@@ -91,10 +91,17 @@ class RoutedTransport:
         }
         self._routes, self._own = routes, own
 
-    def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
+    def offer(
+        self,
+        receiver: int,
+        key: MessageKey,
+        arrays: Sequence[jax.Array],
+        *,
+        yields: bool = False,
+    ) -> None:
         """Offer arrays to another end."""
         transport, number = self._routes[receiver]
-        transport.offer(number, self._between_ends(key, self.site, receiver), arrays)
+        transport.offer(number, self._between_ends(key, self.site, receiver), arrays, yields=yields)
 
     def fetch(self, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]) -> Fetch:
         """Begin to fetch what another end offers."""

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -10,7 +10,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 import geojax
-from geojax.checkpoint.reading.common_save import HeldSave, SavesOfSites
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.islands.exchange import Exchange
@@ -53,7 +52,6 @@ _OF_A_SITE: Any = {
 
 HEARTBEAT_VARIABLE = PROCESS_VARIABLES["heartbeat_timeout_seconds"]
 _HASH_LETTERS = 12
-_MOST_SAVES = 256
 _BYTES_PER_SECOND = 125e6
 
 
@@ -167,33 +165,6 @@ def _own_port(settings: IslandSettings) -> int:
             f"give one of at most {LAST_PORT - index}"
         )
     return port
-
-
-def saves_of_sites(transport: Transport, mesh: Mesh) -> SavesOfSites:
-    """Return the exchange by which the sites learn which checkpoints each of them can restore.
-
-    Args:
-        transport: joins the sites.
-        mesh: this site's devices.
-    """
-    exchange = Exchange(transport, "saves")
-
-    def exchanged(own: Sequence[HeldSave]) -> dict[str, list[HeldSave]]:
-        rows = np.zeros((_MOST_SAVES, 1 + len(HeldSave._fields)), np.uint32)
-        for row, save in zip(rows, own[:_MOST_SAVES], strict=False):
-            row[:] = (True, *save)
-        return {
-            name: [
-                HeldSave(int(step), int(run), bool(has_all))
-                for is_one, step, run, has_all in of_site
-                if is_one
-            ]
-            for name, of_site in zip(
-                transport.site_names, exchange.of_hosts(rows, mesh).values(), strict=True
-            )
-        }
-
-    return exchanged
 
 
 def refuse_other_weights(transport: Transport, mesh: Mesh, digest: str) -> None:

@@ -11,7 +11,7 @@ from geojax.islands.stage_transport import between_sites
 from geojax.mesh import site_names
 from geojax.models import OwnModel
 from geojax.topology import Topology
-from geojax.train.joined_sites import saves_of_sites
+from geojax.train.islands.site_saves import SiteSaves
 from geojax.train.services import Log
 from geojax.transport import Transport
 
@@ -29,7 +29,7 @@ def open_checkpoints(
     if transport is not None:
         to_sites = between_sites(transport, config.mesh.dc)
         sites, own = to_sites.site_names, to_sites.site_names[to_sites.site]
-        held = saves_of_sites(to_sites, mesh)
+        held = SiteSaves(to_sites, mesh, takes_over=config.islands.goes_on)
     elif config.checkpoint.per_site:
         sites = site_names(mesh, topology)
     links = topology.links if topology is not None else ()

@@ -53,7 +53,9 @@ def save(
     whole = runtime.as_saved(state)
     agreed = runtime.agree_on_save(step, whole)
     if agreed is not None:
-        checkpointer.run = agreed
+        checkpointer.run = agreed.run
+        if agreed.membership_id is not None:
+            checkpointer.membership_id = agreed.membership_id
     saved, layouts = (dataclasses.replace(each, frozen=None) for each in (whole, runtime.layouts))
     checkpointer.save(step, saved, layouts, metadata, runtime.parts)
 

@@ -1,7 +1,7 @@
 """The runtime protocol: what a trainer needs of whatever computes the steps of a run."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 import jax
 import numpy as np
@@ -23,6 +23,14 @@ Batch = Mapping[str, np.ndarray]
 
 OtherBatches = Callable[[int], Batch]
 """Function that returns the same sequences of another site, by the number of the site."""
+
+
+class SaveName(NamedTuple):
+    """The name by which the parts of a save belong together."""
+
+    run: str
+    membership_id: int | None
+    """Record of who takes part, where sites go on without a lost one; None: all do."""
 
 
 class Runtime(Protocol[State]):
@@ -88,11 +96,11 @@ class Runtime(Protocol[State]):
         """Invert `as_saved`."""
         ...
 
-    def agree_on_save(self, step: int, saved: TrainState) -> str | None:
+    def agree_on_save(self, step: int, saved: TrainState) -> SaveName | None:
         """Check that sites hold the same weights where they should, and name their save.
 
         Returns:
-            The name by which the parts of the save belong together; None in one program.
+            The name of their save; None in one program.
 
         Raises:
             RunError: some sites hold other weights.

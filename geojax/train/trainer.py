@@ -223,6 +223,7 @@ class Trainer:
                 self.metadata,
                 self.step_number,
                 self.consumed_sequences,
+                self.checkpointer.membership_id,
             )
         # Some collectives time out when their ranks start far apart: all compile, then wait here.
         timeout = self.config.watchdog.first_step_seconds

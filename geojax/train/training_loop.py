@@ -64,8 +64,9 @@ _POLL_SHARE = 1 / 200
 _NEAR_END = 0.8
 """Share of the step before after which a step may end soon."""
 
-OF_SOME_RUNS = ("mtp_loss", "aux_loss", "loss_scale")
-"""Metrics that only some runs have: those that predict later tokens, with experts, and in fp16."""
+OF_SOME_RUNS = ("mtp_loss", "aux_loss", "loss_scale", "membership_id")
+"""Metrics that only some runs have: those that predict later tokens, with experts, in fp16, and
+where sites go on without a lost one."""
 
 
 class StepEnds:

@@ -163,7 +163,7 @@ class CarrierTransport:
         *,
         yields: bool = False,
     ) -> None:
-        """Offer arrays to one other site; see `offer_held` for those that yield."""
+        """Offer arrays to one other site."""
         link = self.links[receiver]
         link.check()
         shards = [shard for array in arrays for shard in local_shards(array)]

@@ -6,6 +6,7 @@ The stages of a site exchange their messages so, and so do the sites of a test.
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 
@@ -43,12 +44,20 @@ def loopback(
     return [_Loopback(site, sites, links, limit_bytes, silence_seconds) for site in range(sites)]
 
 
+class _LoopbackMessage(NamedTuple):
+    """A message that has been offered and not fetched."""
+
+    arrays: Sequence[jax.Array]
+    counted_bytes: int
+    """Bytes that count as in flight."""
+
+
 class _LoopbackLink:
     """Messages from one site to another that have been offered and not fetched."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.offered: dict[MessageKey, Sequence[jax.Array]] = {}
+        self.offered: dict[MessageKey, _LoopbackMessage] = {}
         self.told: ToldFigures | None = None
         self.closed = self.lost = False
         self.in_flight: InFlight
@@ -76,13 +85,21 @@ class _Loopback:
                 f"site {peer}", limit_bytes, self.counters[peer], self.check
             )
 
-    def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
+    def offer(
+        self,
+        receiver: int,
+        key: MessageKey,
+        arrays: Sequence[jax.Array],
+        *,
+        yields: bool = False,
+    ) -> None:
         self.check()
         link = self.links[self.site, receiver]
         assert key not in link.offered, f"{key} is offered to site {receiver} once"
-        link.in_flight.add(key, sum(array.nbytes for array in arrays))
+        size = 0 if yields else sum(array.nbytes for array in arrays)
+        link.in_flight.add(key, size)
         with link.changed:
-            link.offered[key] = arrays
+            link.offered[key] = _LoopbackMessage(arrays, size)
             link.changed.notify_all()
 
     def fetch(
@@ -177,14 +194,14 @@ class _LoopbackFetch:
         offered = link.offered.pop(self.key, None)
         if offered is None:
             return False
-        assert len(offered) == len(self.like), f"{self.key} has {len(self.like)} arrays"
-        for array, wanted in zip(offered, self.like, strict=True):
+        assert len(offered.arrays) == len(self.like), f"{self.key} has {len(self.like)} arrays"
+        for array, wanted in zip(offered.arrays, self.like, strict=True):
             got, expected = (array.shape, array.dtype), (wanted.shape, wanted.dtype)
             assert got == expected, f"{self.key} is offered as it is fetched: {got}, {expected}"
         # A copy even on the same devices: the sender may donate its own once this is acknowledged.
         self.arrays = [
             jax.device_put(array, wanted.sharding, may_alias=False)
-            for array, wanted in zip(offered, self.like, strict=True)
+            for array, wanted in zip(offered.arrays, self.like, strict=True)
         ]
-        link.in_flight.acknowledge(sum(array.nbytes for array in offered))
+        link.in_flight.acknowledge(offered.counted_bytes)
         return True

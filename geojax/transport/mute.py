@@ -35,7 +35,14 @@ class _Mute:
             other: PeerCounters() for other in range(self.sites) if other != site
         }
 
-    def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
+    def offer(
+        self,
+        receiver: int,
+        key: MessageKey,
+        arrays: Sequence[jax.Array],
+        *,
+        yields: bool = False,
+    ) -> None:
         pass
 
     def fetch(self, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]) -> "_Zeros":

@@ -128,7 +128,14 @@ class Transport(Protocol):
         """Traffic with each other site, by its number."""
         ...
 
-    def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
+    def offer(
+        self,
+        receiver: int,
+        key: MessageKey,
+        arrays: Sequence[jax.Array],
+        *,
+        yields: bool = False,
+    ) -> None:
         """Offer arrays, which may not be computed yet, to one other site.
 
         The transport keeps the arrays until the receiver acknowledges them, and they must not be
@@ -141,6 +148,8 @@ class Transport(Protocol):
             key: name of the message, new for this receiver.
             arrays: arrays on this site's mesh; in a site of several processes each process offers
                 its own shards.
+            yields: it goes while nothing else is to be sent, and no limit counts it: the caller
+                bounds such messages.
 
         Raises:
             UserError: the message alone exceeds the byte limit.

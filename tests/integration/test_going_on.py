@@ -51,12 +51,17 @@ def undisturbed(corpus, tmp_path_factory):
     return figures(folder / "run" / "east")
 
 
-def kill_one(folder, corpus, killed, steps=STEPS, of_sites=()):
+def disks(folder):
+    """The run directory of each site, on a file system that no other site sees."""
+    return [folder / f"disk of {site}" / "run" for site in SITES]
+
+
+def kill_one(folder, corpus, killed, of_sites=()):
     """Train with three sites of which one is killed; what each of them printed."""
-    config = config_of(folder, corpus, steps=steps)
-    sites = start_sites(config, sites=SITES, of_sites=of_sites)
+    config = config_of(folder, corpus)
+    sites = start_sites(config, runs=disks(folder), sites=SITES, of_sites=of_sites)
     try:
-        wait_for_step(folder / "run" / SITES[killed], 3, sites[killed])
+        wait_for_step(disks(folder)[killed] / SITES[killed], 3, sites[killed])
     finally:
         os.kill(sites[killed].pid, signal.SIGKILL)
         outputs = finish(*sites)
@@ -67,19 +72,24 @@ def kill_one(folder, corpus, killed, steps=STEPS, of_sites=()):
 
 @pytest.mark.parametrize("killed", range(3), ids=SITES)
 def test_the_others_go_on_with_the_same_bits_and_all_resume(killed, undisturbed, corpus, tmp_path):
-    outputs = kill_one(tmp_path, corpus, killed)
+    outputs, runs = kill_one(tmp_path, corpus, killed), disks(tmp_path)
     left = [site for site in range(3) if site != killed]
     lost = f"site {SITES[killed]} is lost ("
     assert any(f"{lost}it refuses connections" in outputs[site] for site in left)
     for site in left:
         assert lost in outputs[site]  # by itself, or as the other has found
         assert "(membership 2 in " in outputs[site]
-        assert figures(tmp_path / "run" / SITES[site]) == undisturbed
-    assert saved_steps(tmp_path / "run")[-1] == STEPS
-    again = start_sites(config_of(tmp_path, corpus, steps=STEPS + 2), sites=SITES)
+        assert figures(runs[site] / SITES[site]) == undisturbed
+        assert saved_steps(runs[site])[-1] == STEPS
+    assert STEPS not in saved_steps(runs[killed])
+    again = start_sites(config_of(tmp_path, corpus, steps=STEPS + 2), runs=runs, sites=SITES)
+    taken = f"site {SITES[killed]} takes step {STEPS}, the newest of all sites, from site "
     for process, output in zip(again, finish(*again), strict=True):
         assert process.returncode == 0, output
+        assert taken in output
         assert f"resuming from step {STEPS} in" in output
+    trained = [losses(run / site) for run, site in zip(runs, SITES, strict=True)]
+    assert all(own[STEPS + 2] == trained[0][STEPS + 2] for own in trained)
 
 
 def test_clocks_that_are_wrong_change_nothing(undisturbed, corpus, tmp_path):
@@ -91,7 +101,7 @@ def test_clocks_that_are_wrong_change_nothing(undisturbed, corpus, tmp_path):
     outputs = kill_one(tmp_path, corpus, 0, of_sites=clocks)
     for site in (1, 2):
         assert "site east is lost (" in outputs[site]
-        assert figures(tmp_path / "run" / SITES[site]) == undisturbed
+        assert figures(disks(tmp_path)[site] / SITES[site]) == undisturbed
 
 
 def test_a_site_that_loses_one_of_two_processes_is_lost_whole(corpus, tmp_path):

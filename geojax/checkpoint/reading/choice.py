@@ -36,6 +36,8 @@ class SavedPart(NamedTuple):
     """Names of the sites that wrote parts of this save; ("",) where they wrote one together."""
     has_all: bool = False
     """True if the part holds the whole state."""
+    membership_id: int = 0
+    """Record of who took part when it was saved; 0: all sites, or there was none."""
     problem: str = ""
     """The reason why the part cannot be used; empty if it can."""
 
@@ -55,6 +57,11 @@ class SaveChoice(NamedTuple):
     def has_all(self) -> bool:
         """True if a part of it holds the whole state."""
         return any(part.has_all for parts in self.parts_of_site for part in parts)
+
+    @property
+    def membership_id(self) -> int:
+        """Record of who took part when it was saved; 0: all sites, or there was none."""
+        return max(part.membership_id for parts in self.parts_of_site for part in parts)
 
 
 def list_parts(checkpoints: Path, own: Path) -> list[SavedPart]:
@@ -96,7 +103,7 @@ def restorable(
     excluded: Collection[SaveKey],
     elsewhere: Collection[str] = (),
 ) -> Restorable:
-    """List the saves that are whole, the newest first.
+    """List the saves that are whole, the newest first: those under the latest membership.
 
     A save of as many sites as there are now is whole when each site sees its own part, or one that
     holds all. Of other saves, and after all of these, all parts must be seen by some site.
@@ -108,7 +115,10 @@ def restorable(
         elsewhere: names of further sites of the run, which choose by themselves.
     """
     usable = [[part for part in parts if not part.problem] for parts in seen]
-    keys = sorted({part.key for parts in usable for part in parts} - set(excluded), reverse=True)
+    ids: dict[SaveKey, int] = {}
+    for part in (part for parts in usable for part in parts):
+        ids[part.key] = max(part.membership_id, ids.get(part.key, 0))
+    keys = sorted(set(ids) - set(excluded), key=lambda key: (ids[key], key), reverse=True)
     problems = {
         part.step: part.problem for parts in reversed(seen) for part in parts if part.problem
     }
@@ -148,7 +158,8 @@ def _part(checkpoints: Path, path: Path, step: int) -> SavedPart:
     shapes = {name: shape_and_dtype(array)[0] for name, array in content["arrays"].items()}
     index, sites = content["site"], tuple(content["sites"])
     whole = held_by_all(saved_arrays(content, index), shapes)
-    return SavedPart(relative, step, content["run"], index, sites, whole)
+    membership_id = content.get("membership_id", 0)
+    return SavedPart(relative, step, content["run"], index, sites, whole, membership_id)
 
 
 def _all_there(saved: Sequence[str], parts: Sequence[Sequence[SavedPart]]) -> bool:

@@ -1,10 +1,17 @@
-"""The newest save that all sites have, where each site is a runtime of its own."""
+"""The save that all sites restore, where each site is a runtime of its own.
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+It is the newest that all have. Where sites go on without a lost one, it is the newest that any has,
+and who lacks it takes the state from another site.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
+import jax
+
 from geojax.checkpoint.reading.choice import SaveChoice
+from geojax.sharding.leaf_layouts import LeafLayout
 
 
 class HeldSave(NamedTuple):
@@ -15,11 +22,14 @@ class HeldSave(NamedTuple):
     """Checksum of the name of the run that saved it."""
     has_all: bool
     """True if the site sees a part that holds the whole state."""
+    membership_id: int
+    """Record of who took part when it was saved; 0: all did."""
 
     @classmethod
     def of(cls, choice: SaveChoice) -> "HeldSave":
         """Describe a save that this site can restore."""
-        return cls(choice.key.step, crc32(choice.key.run.encode()), choice.has_all)
+        run = crc32(choice.key.run.encode())
+        return cls(choice.key.step, run, choice.has_all, choice.membership_id)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -30,15 +40,81 @@ class HeldSave(NamedTuple):
 Held = Mapping[str, Sequence[HeldSave]]
 """The saves of each site, by its name."""
 
-SavesOfSites = Callable[[Sequence[HeldSave]], Held]
-"""Exchange of the saves of all sites, which call it together, each with its own."""
+
+class SavesOfSites(Protocol):
+    """The exchange of sites about their saves; all sites call each method together."""
+
+    takes_over: bool
+    """A site that lacks the newest save takes the state from another one."""
+
+    def held(self, own: Sequence[HeldSave]) -> Held:
+        """Return the saves of all sites, given this one's own."""
+        ...
+
+    def text_of(self, site: str, text: str) -> str:
+        """Return the text of a site at all sites."""
+        ...
+
+    def leaf_of(self, agreed: "AgreedSave", number: int, layout: LeafLayout) -> jax.Array:
+        """Take a leaf of the state of a save from the site that gives it.
+
+        Args:
+            agreed: the save.
+            number: number of the leaf in the state.
+            layout: its layout.
+        """
+        ...
+
+    def give_leaf(self, agreed: "AgreedSave", number: int, leaf: jax.Array) -> None:
+        """Give a leaf of the state to the sites that lack it, if this one is to; wait for them."""
+        ...
 
 
-def newest_common(choices: Sequence[SaveChoice], held: Held) -> SaveChoice | None:
-    """Return the newest of a site's saves that all sites can restore; None if there is none."""
-    keys = [{save.key for save in saves} for saves in held.values()]
-    common = [each for each in choices if all(HeldSave.of(each).key in own for own in keys)]
-    return max(common, key=lambda each: HeldSave.of(each).key, default=None)
+class AgreedSave(NamedTuple):
+    """A save that all sites restore."""
+
+    step: int
+    run: int
+    """Checksum of the name of the run that saved it."""
+    membership_id: int
+    """Newest record of who took part under which a site saved it."""
+    source: str
+    """First site that has it."""
+    takers: tuple[str, ...]
+    """Sites that lack it."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The step and the run, the same at all sites."""
+        return self.step, self.run
+
+
+def agreed_save(held: Held, *, takes_over: bool) -> AgreedSave | None:
+    """Return the newest save that all sites have, or any site has; None: there is none.
+
+    A save under a later record of who takes part is newer, whatever its step.
+
+    Args:
+        held: the saves of all sites.
+        takes_over: one site that has it is enough.
+    """
+    saves = [save for of_site in held.values() for save in of_site]
+    ids: dict[tuple[int, int], int] = {}
+    for save in saves:
+        ids[save.key] = max(save.membership_id, ids.get(save.key, 0))
+    keys = [
+        key for key in ids if takes_over or all(_has(of_site, key) for of_site in held.values())
+    ]
+    if not keys:
+        return None
+    key = max(keys, key=lambda key: (ids[key], key))
+    having = [site for site, of_site in held.items() if _has(of_site, key)]
+    lacking = tuple(site for site in held if site not in having)
+    return AgreedSave(*key, ids[key], having[0], lacking)
+
+
+def _has(saves: Sequence[HeldSave], key: tuple[int, int]) -> bool:
+    return any(save.key == key for save in saves)
 
 
 def lacking_sites(held: Held) -> dict[int, str]:
@@ -68,4 +144,4 @@ def advice(held: Held) -> str:
 
 
 def _sites_without(save: HeldSave, held: Held) -> list[str]:
-    return [site for site, saves in held.items() if save.key not in [own.key for own in saves]]
+    return [site for site, saves in held.items() if not _has(saves, save.key)]

@@ -14,11 +14,12 @@ from geojax.checkpoint.folder import interrupted_steps
 from geojax.checkpoint.reading import choice
 from geojax.checkpoint.reading.choice import SaveChoice, SavedPart, SaveKey
 from geojax.checkpoint.reading.common_save import (
+    AgreedSave,
     HeldSave,
     SavesOfSites,
     advice,
+    agreed_save,
     lacking_sites,
-    newest_common,
 )
 from geojax.checkpoint.reading.compatibility import (
     refuse_other_arrays,
@@ -28,8 +29,10 @@ from geojax.checkpoint.reading.saved_state import Crossing, SavedState
 from geojax.checkpoint.site_group import SiteGroup
 from geojax.errors import UserError
 from geojax.job.exit_messages import first_line
-from geojax.named_arrays import is_expendable, leaves_by_name, leaves_of_parts
+from geojax.named_arrays import ERROR_FEEDBACK, is_expendable, leaves_by_name, leaves_of_parts
 from geojax.quantities import quantity
+from geojax.sharding import bytes_per_device
+from geojax.sharding.leaf_layouts import LeafLayout
 
 _LONGEST_PROBLEM = 200
 """Letters of a part's problem, which goes to all processes beside the part's path."""
@@ -41,10 +44,42 @@ class Restored(NamedTuple):
     state: Any
     metadata: dict[str, Any]
     """Metadata given to the save, with "step"."""
+    membership_id: int
+    """Record of who took part when it was saved; 0: all sites, or there was none."""
     unusable: tuple[int, ...]
-    """Newer steps that are damaged, or that not all sites have saved."""
+    """Later steps that are damaged, or that the sites do not go on from."""
     damaged: tuple[str, ...]
     """Parts that are damaged themselves, relative to the folder of the checkpoints."""
+
+
+class _Chosen(NamedTuple):
+    """A save that all sites restore."""
+
+    choice: SaveChoice | None
+    """The save as this site sees it; None: it takes the state from another site."""
+    agreed: AgreedSave | None
+    """The save on which the sites have agreed; None: there are no others."""
+
+    @property
+    def step(self) -> int:
+        """Steps in the state."""
+        if self.agreed is not None:
+            return self.agreed.step
+        assert self.choice is not None, "a site alone reads its own"
+        return self.choice.key.step
+
+    @property
+    def membership_id(self) -> int:
+        """Record of who took part when it was saved; 0: all sites, or there was none."""
+        if self.agreed is not None:
+            return self.agreed.membership_id
+        assert self.choice is not None, "a site alone reads its own"
+        return self.choice.membership_id
+
+    @property
+    def is_shared(self) -> bool:
+        """True if some site takes the state from another one."""
+        return self.agreed is not None and bool(self.agreed.takers)
 
 
 class _SeenPart(NamedTuple):
@@ -91,7 +126,7 @@ class Restorer:
     """Function that is called with a line for the user."""
 
     def newest(self) -> dict[str, Any] | None:
-        """Return the metadata of the newest checkpoint that all sites have, with "step".
+        """Return the metadata of the checkpoint that all sites restore, with "step".
 
         Raises:
             UserError: there are checkpoints, and none is whole.
@@ -109,34 +144,42 @@ class Restorer:
     ) -> Restored:
         """Read the newest checkpoint that is undamaged; see `Checkpointer.restore`."""
         damage = _Damage()
-        state, read = None, None
+        leaves: list[jax.Array] | None = None
+        read: SaveKey | None = None
         while True:
             chosen, problems, unusable_parts = self._choose(damage)
             if chosen is None:
                 raise UserError(f"{self.folder}: holds no checkpoint")
-            content = self._content_of(chosen)
-            if read != chosen.key:
-                state, read = None, None  # of a save that another site has found damaged
+            content, choice = self._content_of(chosen), chosen.choice
+            saved = self._saved_layouts(content, layouts, model, adapt, parts)
+            if choice is not None and read != choice.key:
+                leaves, read = None, None  # of a save that another site has found damaged
                 try:
-                    state = self._read(chosen, content, layouts, model, adapt, parts, damage)
-                    read = chosen.key
+                    leaves = self._read(choice, content, leaves_by_name(saved), damage)
+                    read = choice.key
                 except _DamagedPart as found:
                     damage.parts[found.part] = str(found)
                 except manifest.DamagedCheckpoint as found:
-                    damage.saves[chosen.key] = str(found)
-            if self._all_have_read(chosen, read):
-                self._tell(problems, damage, chosen.key.step)
-                return Restored(state, _metadata(content), tuple(problems), unusable_parts)
+                    damage.saves[choice.key] = str(found)
+            if self._all_have_read(choice, read):
+                break
+        self._tell(problems, damage, chosen.step)
+        if chosen.is_shared:
+            leaves = self._shared(chosen, content, leaves_by_name(saved), leaves)
+        assert leaves is not None, "the save was read or taken from another site"
+        state = jax.tree.unflatten(jax.tree.structure(saved), leaves)
+        unusable = tuple(problems), unusable_parts
+        return Restored(state, _metadata(content), chosen.membership_id, *unusable)
 
-    def _all_have_read(self, chosen: SaveChoice, read: SaveKey | None) -> bool:
-        """Return True if all sites have read the save that they have chosen together."""
-        is_read = read == chosen.key
+    def _all_have_read(self, choice: SaveChoice | None, read: SaveKey | None) -> bool:
+        """Return True if all sites that have the save that all have chosen have read it."""
+        is_read = choice is None or read == choice.key
         if self.saves_of_sites is None:
             return is_read
-        held = self.saves_of_sites([HeldSave.of(chosen)] if is_read else [])
-        return all(held.values())
+        done = HeldSave(0, 0, has_all=False, membership_id=0)
+        return all(self.saves_of_sites.held([done] if is_read else []).values())
 
-    def _choose(self, damage: _Damage) -> tuple[SaveChoice | None, dict[int, str], tuple[str, ...]]:
+    def _choose(self, damage: _Damage) -> tuple[_Chosen | None, dict[int, str], tuple[str, ...]]:
         """Choose a save with the other sites, and say why newer steps cannot be used.
 
         Returns:
@@ -168,57 +211,116 @@ class Restorer:
             for part in parts
             if part.problem or part.key in damage.saves
         )
-        chosen = next(iter(found.choices), None)
+        chosen = None
         if self.saves_of_sites is not None:
-            held = self.saves_of_sites(list(map(HeldSave.of, found.choices)))
-            chosen = newest_common(found.choices, held)
-            if chosen is None and any(held.values()):
-                here = f"; {_list_of(problems)} here" if problems else ""
-                raise UserError(f"{self.folder}: {advice(held)}{here}")
+            held = self.saves_of_sites.held(list(map(HeldSave.of, found.choices)))
+            agreed = agreed_save(held, takes_over=self.saves_of_sites.takes_over)
+            if agreed is None and any(held.values()):
+                too = f"; {_list_of(problems)} here" if problems else ""
+                raise UserError(f"{self.folder}: {advice(held)}{too}")
+            if agreed is not None:
+                here = (each for each in found.choices if HeldSave.of(each).key == agreed.key)
+                chosen = _Chosen(next(here, None), agreed)
             problems = lacking_sites(held) | problems
+        elif found.choices:
+            chosen = _Chosen(found.choices[0], None)
         if chosen is None and problems:
             raise UserError(f"{self.folder}: holds no undamaged checkpoint: {_list_of(problems)}")
-        newest = -1 if chosen is None else chosen.key.step
+        newest = -1 if chosen is None else chosen.step
+        for each in found.choices:
+            if each.key.step > newest:
+                problems.setdefault(each.key.step, "the sites went on from an earlier step since")
         unread = {key.step for key in damage.saves}
         later = {
             step: problem for step, problem in problems.items() if step > newest or step in unread
         }
         return chosen, later, unusable_parts
 
-    def _content_of(self, chosen: SaveChoice) -> dict[str, Any]:
+    def _content_of(self, chosen: _Chosen) -> dict[str, Any]:
         """Return the manifest of a save, without its files, on every process."""
-        site = next(site for site, parts in enumerate(chosen.parts_of_site) if parts)
-        group = self.groups[site]
-        content: dict[str, Any] = {}
-        if group.is_primary_here:
-            content = manifest.read(self.folder / chosen.parts_of_site[site][0].path)
-            del content["files"]
-        content = json.loads(text_of(group.primary, json.dumps(content)))
+        text = "{}"
+        if (choice := chosen.choice) is not None:
+            site = next(site for site, parts in enumerate(choice.parts_of_site) if parts)
+            group = self.groups[site]
+            if group.is_primary_here:
+                content = manifest.read(self.folder / choice.parts_of_site[site][0].path)
+                del content["files"]
+                text = json.dumps(content)
+            text = text_of(group.primary, text)
+        if chosen.is_shared:
+            assert self.saves_of_sites is not None, "it is shared with other sites"
+            assert chosen.agreed is not None, "the sites have agreed on it"
+            text = self.saves_of_sites.text_of(chosen.agreed.source, text)
+        content = json.loads(text)
         return content
 
-    def _read(
+    def _saved_layouts(
         self,
-        chosen: SaveChoice,
         content: Mapping[str, Any],
         layouts: Any,
         model: Mapping[str, Any] | None,
         adapt: Callable[[Any, Mapping[str, str]], Any] | None,
         parts: Sequence[Any],
-        damage: _Damage,
     ) -> Any:
-        """Read the state of the save `chosen`.
+        """Return the layouts in which a save is read.
 
         Raises:
-            _DamagedPart: on every process, if any of them finds a part damaged.
-            DamagedCheckpoint: likewise, if any of them cannot read it.
+            UserError: it is of another model, or holds other arrays.
         """
-        path = self.folder / str(chosen.key.step)
+        path = self.folder / str(content["step"])
         if model is not None:
             refuse_other_model(path, content["metadata"].get("model"), model)
         if adapt is not None:
             layouts, *parts = (adapt(each, content["arrays"]) for each in (layouts, *parts))
         named = leaves_by_name(layouts)
         refuse_other_arrays(path, content["arrays"], leaves_of_parts(parts) | named)
+        return layouts
+
+    def _shared(
+        self,
+        chosen: _Chosen,
+        content: Mapping[str, Any],
+        named: Mapping[str, LeafLayout],
+        leaves: Sequence[jax.Array] | None,
+    ) -> list[jax.Array]:
+        """Give the leaves of the state to the sites that lack them, or take them.
+
+        Rounding errors are each site's own, and begin anew.
+        """
+        others, agreed = self.saves_of_sites, chosen.agreed
+        assert others is not None, "it is shared with other sites"
+        assert agreed is not None, "the sites have agreed on it"
+        self.report(
+            f"site {' and '.join(agreed.takers)} takes step {agreed.step}, the newest of all "
+            f"sites, from site {agreed.source}: {quantity(bytes_per_device(named), 'B')} a device"
+        )
+        nothing = SavedState(self.folder, content, [()], self.groups)
+        shared = []
+        for number, (name, layout) in enumerate(named.items()):
+            own = None if leaves is None else leaves[number]
+            if name.startswith(f"{ERROR_FEEDBACK}."):
+                own = nothing.read(name, layout) if own is None else own
+            elif own is None:
+                own = others.leaf_of(agreed, number, layout)
+            else:
+                others.give_leaf(agreed, number, own)
+            shared.append(own)
+        return shared
+
+    def _read(
+        self,
+        chosen: SaveChoice,
+        content: Mapping[str, Any],
+        named: Mapping[str, LeafLayout],
+        damage: _Damage,
+    ) -> list[jax.Array]:
+        """Read the leaves of the save `chosen`.
+
+        Raises:
+            _DamagedPart: on every process, if any of them finds a part damaged.
+            DamagedCheckpoint: likewise, if any of them cannot read it.
+        """
+        path = self.folder / str(chosen.key.step)
         self._verify(chosen, damage)
         saved = SavedState(self.folder, content, chosen.parts_of_site, self.groups)
         expendable = {name: each for name, each in named.items() if is_expendable(name)}
@@ -242,7 +344,7 @@ class Restorer:
             problem = first_line(error)
         if problem := first_text(problem):
             raise manifest.DamagedCheckpoint(problem)
-        return jax.tree.unflatten(jax.tree.structure(layouts), leaves)
+        return leaves
 
     def _verify(self, chosen: SaveChoice, damage: _Damage) -> None:
         """Compare the files of a save with their checksums, each process its share.

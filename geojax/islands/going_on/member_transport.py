@@ -46,11 +46,18 @@ class MemberTransport:
         sites = sorted(self._membership.taking_part - {self.site})
         return {site: counters.get(site, _UNCOUNTED) for site in sites}
 
-    def offer(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
+    def offer(
+        self,
+        receiver: int,
+        key: MessageKey,
+        arrays: Sequence[jax.Array],
+        *,
+        yields: bool = False,
+    ) -> None:
         """Offer arrays to one other site, if it lives and the step does not begin again."""
         if receiver in self.counters and not self._membership.is_interrupted:
             try:
-                self._all.offer(receiver, key, arrays)
+                self._all.offer(receiver, key, arrays, yields=yields)
             except LostPeerError:
                 self._membership.poll()
 

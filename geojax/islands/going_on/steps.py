@@ -84,7 +84,7 @@ def _take_shares(walk: Walk, step: SharedStep, record: MembershipRecord) -> None
 
 
 def record_of_start(
-    store: RecordStore, place: str, transport: Transport, mesh: Mesh
+    store: RecordStore, place: str, transport: Transport, mesh: Mesh, saved_under: int = 0
 ) -> MembershipRecord:
     """Write the record of a start at which all sites have met, and check that all see it.
 
@@ -95,6 +95,8 @@ def record_of_start(
         place: name of the store, for errors.
         transport: joins all sites.
         mesh: the site's devices.
+        saved_under: the membership_id of the save that the sites go on from, which that of the
+            record exceeds even in a new store; 0: there is none.
 
     Raises:
         UserError: the store is another at this site, or has something else.
@@ -102,12 +104,13 @@ def record_of_start(
         RunError: another site is lost.
     """
     exchange = Exchange(transport, "membership")
-    record = MembershipRecord(1, tuple(range(transport.sites)), 0)
+    record = MembershipRecord(1 + saved_under, tuple(range(transport.sites)), 0)
     is_first = jax.process_index() == 0
     if transport.site == 0 and is_first:
         before = store.create(record)
         if before != record:
-            record = store.swap(before, record._replace(membership_id=before.membership_id + 1))
+            newest = max(before.membership_id, saved_under)
+            record = store.swap(before, record._replace(membership_id=newest + 1))
     number = value_of_first("membership", str(record.membership_id), _RECORD_SECONDS)
     told = exchange.of_hosts(np.array([int(number)], np.uint32), mesh)
     record = record._replace(membership_id=int(told[0][0]))

@@ -58,7 +58,7 @@ from geojax.step.state import TrainState, with_own_sites
 from geojax.topology import Topology
 from geojax.train.islands.site_rates import tell_rates, with_told_rates
 from geojax.train.links.agreement import LinksOfIslands
-from geojax.train.runtime import Batch, OtherBatches
+from geojax.train.runtime import Batch, OtherBatches, SaveName
 from geojax.train.services import DrawTimeline
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
 from geojax.train.writing.background_writer import Put, write_at_once
@@ -242,7 +242,7 @@ class IslandRun:
         )
         return split_stages(saved, layouts, meshes, self.plan.mesh)
 
-    def agree_on_save(self, step: int, saved: TrainState) -> str:
+    def agree_on_save(self, step: int, saved: TrainState) -> SaveName:
         """Check that sites hold the same weights where they should, and name their save.
 
         Raises:
@@ -255,8 +255,13 @@ class IslandRun:
                 "(counted from 0), because a device or a link is broken. Nothing is saved. Check "
                 "the hosts (geojax probe) and resume from the newest checkpoint"
             )
-        # By which the parts of a save belong together.
-        return self.exchange.random_name(self.plan.mesh)
+        name = self.exchange.random_name(self.plan.mesh)
+        return SaveName(name, self._membership_id)
+
+    @property
+    def _membership_id(self) -> int | None:
+        """Record under which the last step was done; None: all sites always take part."""
+        return None if self.membership is None else self.membership.record.membership_id
 
     def step(
         self,
@@ -299,7 +304,10 @@ class IslandRun:
             self._draw([record for record in records if record is not None])
         if self._groups > 1:
             self._tell_rates()
-        return SiteState(tuple(next_state for next_state, _ in made)), made[0][1]
+        metrics = dict(made[0][1])
+        if self._membership_id is not None:
+            metrics["membership_id"] = np.int64(self._membership_id)
+        return SiteState(tuple(next_state for next_state, _ in made)), metrics
 
     def _draw(self, records: Sequence[Record]) -> None:
         """Draw a recorded step, in role stage with the records of all sites."""

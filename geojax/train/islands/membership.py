@@ -90,12 +90,23 @@ def begin_membership(
     metadata: Mapping[str, Any],
     step: int,
     consumed_sequences: int,
+    saved_under: int,
 ) -> None:
-    """Agree on a record of all sites at a start, take part after a step, and open the door."""
+    """Agree on a record of all sites at a start, take part after a step, and open the door.
+
+    Args:
+        run: this site's.
+        membership: this site's.
+        joined: this site and all others.
+        metadata: what a checkpoint says of the run.
+        step: steps done.
+        consumed_sequences: sequences of the data that these consumed.
+        saved_under: the membership_id of the save that the sites go on from; 0: there is none.
+    """
     lease = run.config.islands.lease
     assert lease is not None, "islands go on"
     store = record_store(lease, run.config.run_directory.name)
-    record = record_of_start(store, lease.place, run.transport, run.plan.mesh)
+    record = record_of_start(store, lease.place, run.transport, run.plan.mesh, saved_under)
     save_name = run.begin(record, step)
     facts = RunningFacts.of(run.resolved, metadata, save_name, step, consumed_sequences)
     open_door(membership, joined, facts)

@@ -72,7 +72,7 @@ def test_both_go_back_where_no_part_is_whole(tmp_path, mesh):
 
 
 def part(step: int, site: int, *, has_all: bool, problem: str = "") -> SavedPart:
-    return SavedPart(f"{SITES[site]}/{step}", step, "run", site, SITES, has_all, problem)
+    return SavedPart(f"{SITES[site]}/{step}", step, "run", site, SITES, has_all, problem=problem)
 
 
 def steps(choices: list[SaveChoice]) -> list[SaveKey]:

@@ -18,7 +18,7 @@ from support.resolving import compiled_run, island_run, step_of
 from support.small_models import make_batch
 
 from geojax import make_mesh
-from geojax.checkpoint import Checkpointer
+from geojax.checkpoint import Checkpointer, manifest
 from geojax.config.run_config import RunConfig
 from geojax.errors import RunError, UserError
 from geojax.islands.island_plan import (
@@ -32,7 +32,7 @@ from geojax.planner.fp8_products import check_fp8_products
 from geojax.planner.resolve.site_schedule import held_at_once, held_microbatches
 from geojax.train import run_state
 from geojax.train.facts import run_facts
-from geojax.train.joined_sites import saves_of_sites
+from geojax.train.islands.site_saves import SiteSaves
 from geojax.transport import loopback
 
 SITES, ROWS = 2, 16
@@ -102,7 +102,7 @@ class Islands:
             devices = jax.devices()[count * transport.site :][:count]
             self.runs.append(island_run(own, make_site_mesh(own, devices), transport))
         self.states = [run.initial_state() for run in self.runs]
-        self.held = [saves_of_sites(run.transport, run.plan.mesh) for run in self.runs]
+        self.takes_over = False
 
     def all(self, function, *arguments):
         with concurrent.futures.ThreadPoolExecutor(SITES) as threads:
@@ -124,7 +124,7 @@ class Islands:
             run.plan.mesh,
             sites=NAMES,
             island=NAMES[site],
-            saves_of_sites=self.held[site],
+            saves_of_sites=SiteSaves(run.transport, run.plan.mesh, takes_over=self.takes_over),
             report=report,
         )
 
@@ -338,6 +338,55 @@ def test_a_site_without_checkpoints_learns_what_to_copy(trained, two_disks):
     assert [int(state.step) for state in islands.states] == [3, 3]
     first, second = (whole_site(*each) for each in zip(islands.runs, islands.states, strict=True))
     jax.tree.map(np.testing.assert_array_equal, first, second)
+
+
+@pytest.fixture
+def taking_over(trained):
+    """Sites that go on from the newest save of any of them."""
+    *_, islands, _ = trained
+    islands.takes_over = True
+    yield islands
+    islands.takes_over = False
+
+
+def with_manifest(folder, **changes):
+    """Change what the manifest of a checkpoint says."""
+    content = manifest.read(folder)
+    files = content.pop("files")
+    manifest.write(folder, content | changes, files)
+
+
+@pytest.mark.parametrize("lost", ["west/3", "west"])
+def test_a_site_takes_the_newest_state_of_another_one(taking_over, two_disks, lost):
+    islands, ((east, west), model) = taking_over, two_disks
+    shutil.rmtree(west / lost)
+    told = islands.restore([east, west], model)
+    assert [int(state.step) for state in islands.states] == [3, 3]
+    first, second = (whole_site(*each) for each in zip(islands.runs, islands.states, strict=True))
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    for lines in told:
+        assert "site west takes step 3, the newest of all sites, from site east: " in lines[-1]
+
+
+def test_a_site_whose_part_is_damaged_takes_that_of_another_one(taking_over, two_disks):
+    islands, ((east, west), model) = taking_over, two_disks
+    damaged = next(path for path in (east / "east" / "3").rglob("d/*"))
+    damaged.write_bytes(damaged.read_bytes()[::-1])
+    of_east, _ = islands.restore([east, west], model)
+    assert [int(state.step) for state in islands.states] == [3, 3]
+    assert "has been changed" in of_east[0]
+    assert "site east takes step 3, the newest of all sites, from site west" in of_east[-1]
+
+
+def test_the_save_under_the_latest_membership_counts(taking_over, two_disks, tmp_path):
+    islands, ((east, west), model) = taking_over, two_disks
+    shutil.rmtree(east / "east" / "3")
+    shutil.rmtree(west / "west" / "2")
+    with_manifest(east / "east" / "2", membership_id=5)
+    of_east, of_west = islands.restore([east, west], model)
+    assert [int(state.step) for state in islands.states] == [2, 2]
+    assert "site west takes step 2" in of_east[-1]
+    assert "step 3 is not whole (site east lacks it); restoring step 2 instead" in of_west[0]
 
 
 @pytest.fixture(scope="module")
