@@ -117,24 +117,47 @@ def enter(joined: Joined, seconds: float) -> Joined:
         UserError: this site does not fit to the others.
         RunError: no site answers.
     """
-    members, transport, endpoint = joined.members, joined.transport, joined.endpoint
     with contextlib.ExitStack() as on_error:
-        on_error.callback(transport.close, failed=True)
-        answers = ask_doors(members.island, members.process, members.processes, endpoint.text())
-        # Another process may have been too late for one of them.
-        names = json.loads(value_of_first("doors", json.dumps(list(answers)), seconds))
-        if not names or not set(names) <= set(answers):
+        on_error.callback(joined.transport.close, failed=True)
+        if not (answers := connect_more(joined, joined.members.island.sites, seconds)):
             raise RunError("no other site of the run that goes on answers any more")
-        peers = []
-        for name in names:
-            there = answers[name].processes[members.process]
-            group = members.island.sites.index(name)
-            peers.append(joined.peer(group, there.host, there.endpoint))
-        for peer in peers:
-            transport.take_up(peer)
-        wait_for_all(members, transport, peers, seconds)
         on_error.pop_all()
-    return joined._replace(processes=answers[names[0]].guests)
+    return joined._replace(processes=answers[0].guests)
+
+
+def connect_more(joined: Joined, sites: Sequence[str], seconds: float) -> list[Answer]:
+    """Connect with sites of the run that goes on, if they answer at their doors.
+
+    All processes of this site call it together.
+
+    Args:
+        joined: this process, whose port is open.
+        sites: names of sites to which it has no connection; its own is left out.
+        seconds: time for the connections.
+
+    Returns:
+        The answers, one of each site that has answered.
+
+    Raises:
+        UserError: this site does not fit to the others.
+        RunError: a site has answered, and is lost since.
+    """
+    members, transport, endpoint = joined.members, joined.transport, joined.endpoint
+    place = members.island, members.process, members.processes
+    answers = ask_doors(*place, endpoint.text(), sites=sites)
+    # Another process may have been too late for one of them.
+    names = json.loads(value_of_first("doors", json.dumps(list(answers)), seconds))
+    if not set(names) <= set(answers):
+        raise RunError("another site of the run that goes on does not answer any more")
+    peers = []
+    for name in names:
+        there = answers[name].processes[members.process]
+        group = members.island.sites.index(name)
+        peers.append(joined.peer(group, there.host, there.endpoint))
+    for peer in peers:
+        transport.take_up(peer)
+    wait_for_all(members, transport, peers, seconds)
+    return [answers[name] for name in names]
 
 
 def ask_doors(
@@ -143,8 +166,9 @@ def ask_doors(
     processes: int,
     endpoint: str | None = None,
     seconds: float = _ASK_SECONDS,
+    sites: Sequence[str] | None = None,
 ) -> dict[str, Answer]:
-    """Ask at the doors of all other sites; return the answers of those that are there, by site.
+    """Ask at the doors of other sites; return the answers of those that are there, by site.
 
     All processes of this site ask together.
 
@@ -154,11 +178,12 @@ def ask_doors(
         processes: number of processes of each site.
         endpoint: text of this process's endpoint, which the others are to reach; None: only ask.
         seconds: time that they have to answer.
+        sites: names of the sites to ask; None: all others.
     """
     others = [
         (name, door)
         for name, door in zip(island.sites, island.coordinators, strict=True)
-        if name != island.site
+        if name != island.site and (sites is None or name in sites)
     ]
 
     def ask(door: str) -> Answer | None:

@@ -31,7 +31,7 @@ from geojax.runtime.rendezvous import Presence
 from geojax.transport import Membership, Streams
 from geojax.transport.carrier import Limits
 from geojax.transport.connect import begin
-from geojax.transport.door import Door, enter
+from geojax.transport.door import Door, connect_more, enter
 
 NAMES = ("east", "mid", "west")
 LIMITS = Limits(Streams(1, 1 << 18), 1 << 28, 20.0, goes_on=True)
@@ -39,6 +39,8 @@ LEASE = 20.0
 CHUNKS, HELD, MODEL = 2, 1, "llama"
 _AWAY_SECONDS = 0.2
 """Pause before a step while a site is away that returns, so that the run does not end before."""
+TAKEN = -1
+"""Step of a death that comes when another site has returned as far as it has the state."""
 
 
 class Death(NamedTuple):
@@ -93,15 +95,17 @@ class _Site:
 class Mortal(MemberTransport):
     """A transport whose process dies before one of its operations."""
 
-    def __init__(self, membership, death, dead):
+    def __init__(self, membership, death, dead, taken):
         super().__init__(membership)
         self._death, self._dead, self.step, self._left = death, dead, 0, None
+        self._taken = taken
 
     def count(self):
         """Count an operation of the step under way."""
         if self._dead.is_set():
             raise Died
-        if self._death is None or (self.site, self.step) != self._death[:2]:
+        step = TAKEN if self._taken.is_set() else self.step
+        if self._death is None or (self.site, step) != self._death[:2]:
             return
         if self._left is None:
             self._left = self._death.operation
@@ -181,7 +185,8 @@ class _Run:
         self._deaths, self._lease = {death.site: death for death in deaths}, lease
         count = len(NAMES) * processes
         self._met, self._ended = threading.Barrier(count), threading.Barrier(count)
-        self._starts, self._of_others = {}, {}
+        self._starts, self._memberships, self._of_others = {}, {}, {}
+        self._taken = threading.Event()
         self._sites = [[_Site(processes) for _ in range(2)] for _ in NAMES]
         """Channels of both starts of each site."""
         self._records = {site: queue.SimpleQueue() for site in range(len(NAMES))}
@@ -193,6 +198,7 @@ class _Run:
             with jax.enable_x64(self._x64):
                 self._live(site, process)
         except Died:
+            self._memberships[site, process].close()
             self._starts[site, process].transport.close(failed=True)
             self.died = time.monotonic()
             if self._deaths[site].returns:
@@ -206,6 +212,8 @@ class _Run:
         try:
             self._ended.wait(300)
         finally:
+            if (membership := self._memberships.get((site, process))) is not None:
+                membership.close()
             self._starts[site, process].transport.close()
 
     def _begun(self, site, process):
@@ -223,18 +231,22 @@ class _Run:
                 text = self._starts[other, process].endpoint.text()
                 carrier.take_up(joined.peer(other, "here", text))
         membership = self._membership(site, joined, LocalChannel(process, channels))
+        self._memberships[site, process] = membership
         death = self._deaths.get(site)
         dies = death is not None and death.process == process
-        transport = Mortal(membership, death if dies else None, channels.dead)
+        transport = Mortal(membership, death if dies else None, channels.dead, self._taken)
         record = self._record(site, process, transport)
         programs = island.walk.programs
         membership.begin(record, programs.sums, saved=0, last_step=self._steps)
-        if site != self._without_door:
-            own = [self._presence(site, each) for each in range(self._processes)]
-            membership.open_door(lambda: Door(joined.members.island, own, "a run"))
+        self._open_door(site, joined, membership)
         walk = Walk(island.walk.actions, island.walk.windows, programs, transport)
         state = jax.tree.map(jnp.copy, islands.first_states[site])
         self._train(site, process, membership, walk, 0, state)
+
+    def _open_door(self, site, joined, membership):
+        if site != self._without_door:
+            own = [self._presence(site, each) for each in range(self._processes)]
+            membership.open_door(lambda: Door(joined.members.island, own, "a run"))
 
     def _presence(self, site, process):
         text = self._starts[site, process].endpoint.text()
@@ -251,12 +263,16 @@ class _Run:
         return record
 
     def _membership(self, site, joined, channel):
+        def connect(sites):
+            connect_more(joined, [NAMES[site] for site in sites], LIMITS.silence_seconds)
+
         if channel.own > 0:
-            return FollowingProcess(joined.transport, channel, joined.peer, self._lease)
+            return FollowingProcess(joined.transport, channel, joined.peer, connect, self._lease)
         return DecidingProcess(
             joined.transport,
             channel,
             joined.peer,
+            connect,
             self._store(),
             "record",
             self._lease,
@@ -274,16 +290,26 @@ class _Run:
         enter(joined, LIMITS.silence_seconds)
         channels = self._sites[site][1]
         membership = self._membership(site, joined, LocalChannel(process, channels))
-        transport = Mortal(membership, None, channels.dead)
+        self._memberships[site, process] = membership
+        transport = Mortal(membership, None, channels.dead, self._taken)
         programs = island.walk.programs
         walk = Walk(island.walk.actions, island.walk.windows, programs, transport)
         state = jax.tree.map(jnp.copy, islands.first_states[site])
         island.state = state
         state = rehearse(walk, state, island.signals(), island.inputs(islands.batches[site]))
         state = take_state(membership, programs, state, self._steps)
+        self._let_another_die(site)
         state = catch_up(membership, programs, state)
+        self._open_door(site, joined, membership)
         self.returned_at[site] = int(state.step)
         self._train(site, process, membership, walk, int(state.step), state)
+
+    def _let_another_die(self, site):
+        """Let the site die that dies when another one has the state, and wait for it."""
+        dead = [self._sites[each][0].dead for each, death in self._deaths.items() if death.step < 0]
+        if dead and site not in [each for each, death in self._deaths.items() if death.step < 0]:
+            self._taken.set()
+            assert dead[0].wait(60)
 
     def _is_away(self):
         """True while a site has died that will return and is not back."""

@@ -13,6 +13,7 @@ step before. Turns travel as notes after a change of the record alone.
 import contextlib
 import os
 import queue
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ from geojax.islands.going_on.decisions import (
     Adopt,
     Agreed,
     Answered,
+    BeginAgain,
+    ConnectMore,
     Decision,
     DropHanded,
     EndReturn,
@@ -39,7 +42,7 @@ from geojax.islands.going_on.decisions import (
     as_text,
     report_of,
 )
-from geojax.islands.going_on.site_membership import PeerOf, SiteMembership
+from geojax.islands.going_on.site_membership import ConnectTo, PeerOf, SiteMembership
 from geojax.islands.going_on.ticks import Ticks
 from geojax.islands.programs.values import StepSums
 from geojax.membership.events import (
@@ -82,6 +85,9 @@ from geojax.transport.shards import local_shapes
 
 _QUEUE_SHARE = 0.25
 """Part of the free host memory that may hold sums for a site that returns."""
+_UNREACHED_LEASES = 3.0
+"""Eviction times for which a site that returns waits for one that takes part and is not reached."""
+_CONNECT_SECONDS = 1.0
 
 
 class DecidingProcess(SiteMembership):
@@ -92,6 +98,7 @@ class DecidingProcess(SiteMembership):
         channel: joins the processes of the site.
         peer_of: returns how the counterpart in a site is reached, by its host and its endpoint, or
             raises `UserError`.
+        connect_more: connects with sites, by their numbers, if they answer at their doors.
         store: has the record.
         place: name of the store, as lines of the log show it.
         lease_seconds: a site that is silent for so long is evicted.
@@ -104,13 +111,14 @@ class DecidingProcess(SiteMembership):
         transport: CarrierTransport,
         channel: ProcessChannel,
         peer_of: PeerOf,
+        connect_more: ConnectTo,
         store: RecordStore,
         place: str,
         lease_seconds: float,
         join_pause_seconds: float,
         tell: Callable[[Literal["lost", "back"], int, str], None],
     ):
-        super().__init__(transport, channel, peer_of)
+        super().__init__(transport, channel, peer_of, connect_more)
         self._asked = AskedStore(store, lease_seconds / 3)
         self._place, self._lease, self._tell = place, lease_seconds, tell
         self._join_pause = join_pause_seconds
@@ -129,6 +137,12 @@ class DecidingProcess(SiteMembership):
         """Number of the newest that another site hands over."""
         self._is_ready = False
         """This site, which returns, is ready to compute, so that it may be admitted."""
+        self._lost_on_return: set[int] = set()
+        """Sites that this one, which returns, has lost under the newest record."""
+        self._reaches_all_at = 0.0
+        """Time at which this site, which returns, reached all that take part, or began to."""
+        self._connected_at = 0.0
+        """Time at which it asked at their doors last."""
         self._reasons: dict[int, str] = {}
         """Reason why a site is lost."""
         self._silent: set[int] = set()
@@ -152,6 +166,7 @@ class DecidingProcess(SiteMembership):
     def begin_return(self, sums: StepSums, state: TrainState, *, last_step: int) -> None:
         """Ask the sites that take part for their state, and follow them until `be_admitted`."""
         super().begin_return(sums, state, last_step=last_step)
+        self._reaches_all_at = time.monotonic()
         site, sites = self.transport.site, self.transport.sites
         self._begin(returned(site, sites, saved=0, **self._settings(sums, last_step)))
 
@@ -174,25 +189,41 @@ class DecidingProcess(SiteMembership):
     def followed_work(self) -> tuple[TakeState | ApplySums, Any] | None:
         """Return what a site that returns does next, with the state or the sums for it."""
         work = super().followed_work()
-        self._require_all_members()
-        if all(link.control.finished for link in self.transport.links.values()):
+        self._reach_all_members()
+        links = self.transport.links.values()
+        if not links:
+            raise RunError("all sites that took part are lost; start this site again")
+        if all(link.control.finished for link in links):
             raise RunError("the other sites have ended the run; this one has come too late")
         return work
 
-    def _require_all_members(self) -> None:
-        """Check that this site, which returns, reaches all that take part: each waits for it then.
+    @property
+    def _unreached(self) -> set[int]:
+        """Sites that take part, and that this one, which returns, does not reach."""
+        members = () if self._state.record is None else self._state.record.members
+        return set(members) - {self.transport.site, *self.transport.links}
+
+    def _reach_all_members(self) -> None:
+        """Let this site, which returns, reach all that take part: each waits for it then.
+
+        One that is lost is waited for until the others have taken it out of the record.
 
         Raises:
-            RunError: it does not reach one.
+            RunError: it does not reach one for too long.
         """
-        members = () if self._state.record is None else self._state.record.members
-        unreached = set(members) - {self.transport.site, *self.transport.links}
-        if unreached:
+        now, unreached = time.monotonic(), self._unreached
+        if not unreached:
+            self._reaches_all_at = now
+        elif now > self._reaches_all_at + _UNREACHED_LEASES * self._lease:
             names = " and ".join(self.transport.site_names[site] for site in sorted(unreached))
             raise RunError(
                 f"site {names} takes part in the run, and does not answer at its door; start this "
                 "site again"
             )
+        elif now > self._connected_at + _CONNECT_SECONDS:
+            if new := unreached - self._lost_on_return:
+                self._decide(ConnectMore(tuple(sorted(new))))
+            self._connected_at = time.monotonic()
 
     def be_admitted(self) -> None:
         """Ask to take part from now on."""
@@ -304,6 +335,10 @@ class DecidingProcess(SiteMembership):
         if self._takes_part and site not in self._adopted.members:
             if not (control.finished or lost or link.lost or is_silent):
                 return None
+            self._part(site)
+            return Gone(site)
+        if self._returns and not self._takes_part and (lost or link.lost):
+            self._lost_on_return.add(site)
             self._part(site)
             return Gone(site)
         if control.finished or site in self._reasons or not self._takes_part:
@@ -420,6 +455,7 @@ class DecidingProcess(SiteMembership):
                 assert before is not None, "a member has a record"
                 self._adopt(before)
             else:
+                self._lost_on_return.clear()
                 self._decide(DropHanded())
         for action in actions:
             self._act(action)
@@ -484,7 +520,8 @@ class DecidingProcess(SiteMembership):
                     self._tell("lost", self._state.applied + 1, f"waits: {reason}")
                 self._said = reason
             case RestoreSave():
-                raise AssertionError("a site that was fenced ends")
+                assert self._returns, "a site that was fenced ends"
+                self._decide(BeginAgain())
 
     def _decide(self, decision: Decision) -> None:
         """Let all processes of this site do something, this one too."""
@@ -502,7 +539,7 @@ class DecidingProcess(SiteMembership):
             case HandedOver():
                 self._decide(HandOver(site, message, site in self._adopted.members))
                 return
-            case JoinRequest(follows=True) if not self._is_ready:
+            case JoinRequest(follows=True) if not self._is_ready or self._unreached:
                 return
         self.transport.note(site, as_note(message))
 

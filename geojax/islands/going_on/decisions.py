@@ -68,6 +68,16 @@ class DropHanded(NamedTuple):
     """Fetch nothing more of what is on its way."""
 
 
+class BeginAgain(NamedTuple):
+    """Forget all that another site has handed over: the sites that take part have changed."""
+
+
+class ConnectMore(NamedTuple):
+    """Connect with sites that take part since this one has begun to return."""
+
+    sites: tuple[int, ...]
+
+
 class EndReturn(NamedTuple):
     """Compute as other sites do from now on."""
 
@@ -93,7 +103,9 @@ Decision: TypeAlias = (
     Adopt
     | Agreed
     | ApplySums
+    | BeginAgain
     | ComputeSums
+    | ConnectMore
     | DropHanded
     | EndReturn
     | Fence
@@ -137,7 +149,8 @@ Report: TypeAlias = Answered | HandedCame | SeenLink | SumsReady
 _TYPES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
-        *(Adopt, Agreed, Answered, ApplySums, ComputeSums, DropHanded, EndReturn, Fence),
+        *(Adopt, Agreed, Answered, ApplySums, BeginAgain, ComputeSums, ConnectMore),
+        *(DropHanded, EndReturn, Fence),
         *(FetchHanded, HandOver, HandedCame, HandedOver, MembershipRecord, PartWith),
         *(ReleaseSums, SeenLink, SumsReady, TakeHanded, TakeState, TakeUp),
     )

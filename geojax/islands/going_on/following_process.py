@@ -10,7 +10,7 @@ from geojax.islands.going_on.decisions import (
     as_text,
     decision_of,
 )
-from geojax.islands.going_on.site_membership import PeerOf, SiteMembership
+from geojax.islands.going_on.site_membership import ConnectTo, PeerOf, SiteMembership
 from geojax.membership.events import ComputeSums, SumsReady
 from geojax.membership.member_state import SILENT_SHARE
 from geojax.runtime.process_channel import ProcessChannel
@@ -26,6 +26,7 @@ class FollowingProcess(SiteMembership):
         transport: joins the process to its counterparts in all other sites.
         channel: joins the processes of the site.
         peer_of: returns how the counterpart in a site is reached, by its host and its endpoint.
+        connect_more: connects with sites, by their numbers, if they answer at their doors.
         lease_seconds: a site that is silent for so long is evicted.
     """
 
@@ -34,9 +35,10 @@ class FollowingProcess(SiteMembership):
         transport: CarrierTransport,
         channel: ProcessChannel,
         peer_of: PeerOf,
+        connect_more: ConnectTo,
         lease_seconds: float,
     ):
-        super().__init__(transport, channel, peer_of)
+        super().__init__(transport, channel, peer_of, connect_more)
         self._silence = SILENT_SHARE * lease_seconds
         self._seen: dict[int, SeenLink] = {}
         """As reported last, of each site."""

@@ -13,13 +13,15 @@ import contextlib
 import functools
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from geojax.errors import FencedError, RunError
 from geojax.islands.going_on.decisions import (
     Adopt,
     Agreed,
+    BeginAgain,
+    ConnectMore,
     Decision,
     DropHanded,
     EndReturn,
@@ -43,6 +45,7 @@ from geojax.transport.door import Door
 POLL_SECONDS = 0.002
 
 PeerOf: TypeAlias = Callable[[int, str, str], Peer]
+ConnectTo: TypeAlias = Callable[[Sequence[int]], object]
 
 
 class InterruptedStepError(RunError):
@@ -72,9 +75,16 @@ class SiteMembership(abc.ABC):
         transport: joins the process to its counterparts in all other sites.
         channel: joins the processes of the site.
         peer_of: returns how the counterpart in a site is reached, by its host and its endpoint.
+        connect_more: connects with sites, by their numbers, if they answer at their doors.
     """
 
-    def __init__(self, transport: CarrierTransport, channel: ProcessChannel, peer_of: PeerOf):
+    def __init__(
+        self,
+        transport: CarrierTransport,
+        channel: ProcessChannel,
+        peer_of: PeerOf,
+        connect_more: ConnectTo,
+    ):
         self.transport = transport
         self.taking_part: frozenset[int] = frozenset(range(transport.sites))
         """Sites with which this one exchanges messages at this step of its own."""
@@ -82,7 +92,7 @@ class SiteMembership(abc.ABC):
         """Steps in the state with which this site has begun to take part."""
         self.record: MembershipRecord
         """The record under which the last step is done; in all processes of the site the same."""
-        self._channel, self._peer_of = channel, peer_of
+        self._channel, self._peer_of, self._connect_more = channel, peer_of, connect_more
         self.handing = HandingOver(transport, tells=channel.own == 0)
         self._adopted: MembershipRecord
         self._has_begun = self._takes_part = False
@@ -138,7 +148,7 @@ class SiteMembership(abc.ABC):
         None: nothing is here yet.
 
         Raises:
-            RunError: a site that takes part is lost, or does not answer at its door.
+            RunError: a site that takes part is not reached, or all are lost.
         """
         self.poll()
         return self._works.popleft() if self._works else None
@@ -241,9 +251,9 @@ class SiteMembership(abc.ABC):
 
         Raises:
             FencedError: the run goes on without this site.
-            RunError: it has not begun, and a site is lost.
+            RunError: it has neither begun nor returned, and a site is lost.
         """
-        if not self._takes_part:
+        if not (self._takes_part or self._returns):
             self.transport.check()
         if self._has_begun:
             self._poll()
@@ -303,6 +313,10 @@ class SiteMembership(abc.ABC):
                     self.handing.keep(incoming.note.step, self._received)
             case DropHanded():
                 self._coming.clear()
+            case BeginAgain():
+                self._works.clear()
+            case ConnectMore(sites):
+                self._connect_more(sites)
             case EndReturn(applied):
                 self._returns, self.begun_at = False, applied
             case Agreed(number, sites):

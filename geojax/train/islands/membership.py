@@ -1,7 +1,7 @@
 """The membership of a site in a run that goes on without a site that is lost."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from geojax.config.run_config import RunConfig
@@ -18,7 +18,7 @@ from geojax.train.islands.island_run import IslandRun
 from geojax.train.islands.record_store import record_store
 from geojax.train.islands.running import RunningFacts
 from geojax.transport.connect import Joined
-from geojax.transport.door import Door
+from geojax.transport.door import Door, connect_more
 
 
 def missing_for_a_reason(
@@ -68,13 +68,19 @@ def membership_of(
         return None
     lease, eviction = config.islands.lease, processes.heartbeat_timeout_seconds
     channel = ProcessChannel("membership")
+    names = joined.members.island.sites
+
+    def connect(sites: Sequence[int]) -> None:
+        connect_more(joined, [names[site] for site in sites], eviction)
+
     if channel.own > 0:
-        return FollowingProcess(joined.transport, channel, joined.peer, eviction)
+        return FollowingProcess(joined.transport, channel, joined.peer, connect, eviction)
     store = record_store(lease, config.run_directory.name)
     return DecidingProcess(
         joined.transport,
         channel,
         joined.peer,
+        connect,
         store,
         lease.place,
         eviction,

@@ -1,9 +1,11 @@
 """A site that died returns to the run at a boundary of a step, with the same bits."""
 
 import pytest
-from support.mortal_islands import NAMES, Death, assert_same
+from support.mortal_islands import NAMES, TAKEN, Death, assert_same
 
 from geojax.errors import RunError
+from geojax.islands.going_on import deciding_process
+from geojax.transport import door
 
 STEPS = 40
 
@@ -24,7 +26,21 @@ def test_a_site_that_died_returns_and_changes_no_bit(site, islands, undisturbed,
         assert sum(f"site {NAMES[site]} is back; " in line for line in run.lines[other]) == 1
 
 
-def test_a_site_that_does_not_reach_all_others_does_not_return(islands, tmp_path):
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_site_returns_while_another_one_dies_and_returns(
+    processes, islands, undisturbed, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(f"{door.__name__}._SLICE_SECONDS", 0.3)  # the door of a dead thread closes
+    deaths = [Death(0, 2, 5, returns=True), Death(1, TAKEN, 0, returns=True)]
+    run = islands.train(tmp_path, STEPS, deaths, processes=processes)
+    assert set(run.states) == set(range(len(NAMES)))
+    assert set(run.returned_at) == {0, 1}
+    assert_same(run, undisturbed)
+    run.assert_processes_agree()
+
+
+def test_a_site_that_does_not_reach_all_others_does_not_return(islands, tmp_path, monkeypatch):
+    monkeypatch.setattr(f"{deciding_process.__name__}._UNREACHED_LEASES", 0.2)
     deaths = [Death(0, 2, 5, returns=True)]
     with pytest.raises(RunError, match="site mid takes part in the run, and does not answer"):
         islands.train(tmp_path, STEPS, deaths, without_door=NAMES.index("mid"))
