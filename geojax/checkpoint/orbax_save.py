@@ -1,11 +1,12 @@
 """A save of one group of processes by Orbax, and its manifest."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ class OrbaxSave:
             ValueError: it is there.
         """
         self._handler.content = content
-        self._orbax.save(folder, args=SaveArrays(dict(arrays)))
+        with self._without_later_errors():
+            self._orbax.save(folder, args=SaveArrays(dict(arrays)))
 
     def finish(self) -> None:
         """Wait until the save is there.
@@ -55,9 +57,25 @@ class OrbaxSave:
         Raises:
             OSError: it could not be written.
         """
-        self._orbax.wait_until_finished()
+        with self._without_later_errors():
+            self._orbax.wait_until_finished()
         if self._handler.problem is not None:
             raise OSError(self._handler.problem)
+
+    @contextlib.contextmanager
+    def _without_later_errors(self) -> Iterator[None]:
+        """Let a save fail once: Orbax keeps the errors of all its writes, and raises one a save."""
+        try:
+            yield
+        except (OSError, ValueError):
+            is_left = True
+            while is_left:
+                try:
+                    self._orbax.wait_until_finished()
+                    is_left = False
+                except (OSError, ValueError):
+                    continue
+            raise
 
     def close(self) -> None:
         """Wait for what is being written, and stop the threads."""

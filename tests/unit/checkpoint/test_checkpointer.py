@@ -21,6 +21,7 @@ from geojax.errors import RunError, UserError
 from geojax.sharding.leaf_layouts import DimSharding, LeafLayout
 
 MODEL = {"layers": 12, "rope": {"theta": 10000.0}, "tied": True}
+METADATA_STORE = "orbax.checkpoint._src.metadata.checkpoint._MetadataStoreImpl"
 METADATA = {"model": MODEL, "data": {"step": 3, "epoch": 0}, "seed": 7}
 
 
@@ -376,6 +377,20 @@ def test_a_failed_save_is_a_warning_and_the_next_one_is_due(
     checkpointer.close()
     assert checkpointer.failed_saves == 2
     assert_is(restore(tmp_path)[0], 3)
+
+
+def test_the_errors_of_a_full_disk_fail_no_later_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for write in ("write", "update"):
+        monkeypatch.setattr(f"{METADATA_STORE}.{write}", full)
+    monkeypatch.setattr("geojax.checkpoint.manifest.write", full)
+    with Checkpointer(tmp_path, mesh(2, 4)) as checkpointer:
+        checkpointer.save(1, on(mesh(2, 4)), layouts_on(mesh(2, 4)), METADATA)
+        assert not checkpointer.wait()
+        monkeypatch.undo()
+        checkpointer.save(2, on(mesh(2, 4), 2), layouts_on(mesh(2, 4)), METADATA)
+        assert checkpointer.wait()
 
 
 def test_saves_that_always_fail_end_the_run(
