@@ -36,6 +36,7 @@ KINDS = {
     "full_disk": Kind("nothing", "a site's disk is full during a save"),
     "short_cut": Kind("nothing", "a link is cut for 0.2, 0.5 or 0.9 of the eviction time", False),
     "short_half_cut": Kind("nothing", "the same, in one direction", False),
+    "short_pause": Kind("nothing", "SIGSTOP for as long", False),
 }
 SHORT_CUTS = (0.2, 0.5, 0.9)
 """Parts of the eviction time."""
@@ -58,7 +59,7 @@ class Fault(NamedTuple):
     moment: float
     """Place in the phase, and of anything else that is drawn at the fault itself: 0 to 1."""
     share: float
-    """Part of the eviction time, for a short cut."""
+    """Part of the eviction time, for a short cut or pause."""
     count: int
     """Steps for which a link is bad, from 3 to 30, or resets."""
 

@@ -71,6 +71,7 @@ class Injector:
             "full_disk": self._full_disk,
             "short_cut": self._short_cut,
             "short_half_cut": self._short_cut,
+            "short_pause": self._short_pause,
         }
 
     def put(self, fault: Fault) -> Injected:
@@ -167,6 +168,17 @@ class Injector:
             self._network.drop(fault.site, fault.other)
         time.sleep(fault.share * self._lease)
         self._network.restore()
+        return self._unnoticed_silence(fault, began, hit)
+
+    def _short_pause(self, fault: Fault) -> Injected:
+        hit = self._in_phase(fault.site, fault)
+        began = time.time()
+        self._run.send(fault.site, signal.SIGSTOP)
+        time.sleep(fault.share * self._lease)
+        self._run.send(fault.site, signal.SIGCONT)
+        return self._unnoticed_silence(fault, began, hit)
+
+    def _unnoticed_silence(self, fault: Fault, began: float, hit: bool) -> Injected:
         # TCP sends again later and later; a site that has stopped acting needs signs of all.
         factor = 1.0 + 2.0 * fault.share * self._lease / self.median_step()
         return self._unnoticed(began, hit, f"{fault.share:g} of the eviction time", factor)

@@ -38,8 +38,13 @@ class LossSettings(Settings):
 
     on_loss: Literal["restart", "go_on"] = "restart"
     """"restart": the run ends at all sites, and a restart goes on from a checkpoint. "go_on": the
-    others do the step again, compute the lost site's share of the batch too, and go on. This
-    requires dc.role "data" and `lease`."""
+    others do the step again without the lost site, and go on. This requires dc.role "data" and
+    `lease`."""
+
+    batch: Literal["keep", "shrink"] = "keep"
+    """Batch while a site is lost, with on_loss "go_on". "keep": the others compute its share too,
+    so that the losses stay the same. "shrink": its share is left out, so that a step takes no
+    longer, and learns from fewer sequences."""
 
     lease: LeaseSettings | None = None
     """The record by which the sites decide who goes on. null: none, with on_loss "restart"."""
@@ -54,3 +59,8 @@ class LossSettings(Settings):
     def goes_on(self) -> bool:
         """True if the other sites go on without one that is lost."""
         return self.on_loss == "go_on"
+
+    @property
+    def keeps_batch(self) -> bool:
+        """True if the others compute the share of a lost site."""
+        return self.goes_on and self.batch == "keep"

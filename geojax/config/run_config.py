@@ -242,6 +242,11 @@ class RunConfig(Layout):
                 raise ValueError(
                     "islands.lease requires islands.on_loss=go_on; set it, or remove islands.lease"
                 )
+            if self.islands.batch == "shrink":
+                raise ValueError(
+                    "islands.batch=shrink requires islands.on_loss=go_on; set it, or remove "
+                    "islands.batch"
+                )
             return self
         required = {
             "dc.join=islands": self.dc.join == "islands",

@@ -69,6 +69,8 @@ class Add(NamedTuple):
 
     bucket: Bucket
     parts: tuple[SumPart, ...]
+    left_out: tuple[int, ...] = ()
+    """Shares of the batch that no site computes: zeros take their place."""
 
 
 class Apply(NamedTuple):
@@ -93,22 +95,23 @@ Shares: TypeAlias = Sequence[Sequence[int]]
 """Shares of the batch that each site computes: its own first, then those of sites that are lost.
 
 A site that is lost has none. The parts of a sum are those of the shares, whichever site makes them,
-so that the sum has the same bits."""
+so that the sum has the same bits. A share that no site computes is left out."""
 
 
 def own_shares(sites: int) -> Shares:
     """Return the shares while no site is lost."""
-    return shares_of_members(sites, range(sites))
+    return shares_of_members(sites, range(sites), keeps_batch=True)
 
 
-def shares_of_members(sites: int, members: Sequence[int]) -> Shares:
+def shares_of_members(sites: int, members: Sequence[int], *, keeps_batch: bool) -> Shares:
     """Divide the batch among the sites that take part: whole shares of others go round in turn.
 
     Args:
         sites: number of shares.
         members: the sites that take part, ascending.
+        keeps_batch: they compute the shares of others; otherwise these are left out.
     """
-    lost = [site for site in range(sites) if site not in members]
+    lost = [site for site in range(sites) if keeps_batch and site not in members]
     return [
         (site, *lost[members.index(site) :: len(members)]) if site in members else ()
         for site in range(sites)
@@ -117,7 +120,7 @@ def shares_of_members(sites: int, members: Sequence[int]) -> Shares:
 
 def most_shares(sites: int) -> int:
     """Return the most shares that a site computes while another one takes part too."""
-    return max(map(len, shares_of_members(sites, range(min(sites, 2)))))
+    return max(map(len, shares_of_members(sites, range(min(sites, 2)), keeps_batch=True)))
 
 
 def breadth_first(chunks: int, microbatches: int, held: int) -> Schedule:
@@ -169,7 +172,9 @@ def data_actions(schedule: Schedule, site: int, shares: Shares) -> tuple[SiteAct
         actions.append(Reduce("scalars", others, share))
     parts = tuple(SumPart(share, other) for other in others for share in shares[other])
     reduces = [action for action in actions if isinstance(action, Reduce)]
-    adds = [Add(each.bucket, parts) for each in reduces if each.share == shares[site][0]]
+    computed = {share for own in shares for share in own}
+    left_out = tuple(share for share in range(len(shares)) if share not in computed)
+    adds = [Add(each.bucket, parts, left_out) for each in reduces if each.share == shares[site][0]]
     return (*actions, *adds, Apply())
 
 

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from geojax.config.layout import Layout
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
+from geojax.islands.actions import most_shares
 from geojax.islands.programs.site_part import SitePart
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.site_state import site_layouts
@@ -53,6 +54,7 @@ def island_plan(config: RunConfig, layout: Layout, mesh: Mesh) -> StepPlan:
         mesh=mesh,
         islands=config.mesh.dc,
         goes_on=config.islands.goes_on,
+        most_shares=most_shares(config.mesh.dc) if config.islands.keeps_batch else 1,
         overlap_grad_reduce=False,
     )
 

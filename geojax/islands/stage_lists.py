@@ -17,7 +17,6 @@ from geojax.islands.actions import (
     data_actions,
     fetched_ahead,
     forward_actions,
-    most_shares,
     own_shares,
     stage_actions,
     windows,
@@ -119,7 +118,7 @@ def offer_limit_bytes(
     """
     parameters = programs.layouts.parameters
     if config.dc.role == "data":
-        shares = most_shares(config.mesh.dc) if config.islands.goes_on else 1
+        shares = programs.plan.most_shares
         return _STEPS_IN_FLIGHT * shares * _shard_bytes(parameters) + _SCALARS_BYTES
     hops = offered_at_once(lists, stages_per_process) * programs.hop_bytes
     table = 0

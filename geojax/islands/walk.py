@@ -49,6 +49,7 @@ from geojax.islands.recording import Recorded
 from geojax.islands.traffic import OFFER, LinkTraffic, no_traffic
 from geojax.pipeline.schedule import Action, Kind
 from geojax.transport import Fetch, MessageKey, Transport
+from geojax.transport.mute import zeros
 from geojax.transport.private import is_ready
 
 _POLL_SECONDS = 0.002
@@ -465,6 +466,10 @@ class _Step(_Pass):
         parts = {part: self._offered.pop((bucket, part)) for _, part in own}
         for part, (sender, message) in zip(action.parts, received(action), strict=True):
             parts[part] = self._take(sender, message)
+        own_part = next(iter(parts.values()))
+        for share in action.left_out:
+            nothing = jax.tree.map(lambda leaf: zeros([leaf])[0], own_part)
+            parts[SumPart(share, self._transport.site)] = nothing
         in_order = [parts[part] for part in sorted(parts)]
         if isinstance(bucket, str) and bucket != "table":
             self._newest = self._scalars = programs.add_scalars(in_order)

@@ -88,7 +88,10 @@ class StepPlan:
     all sites."""
 
     goes_on: bool = False
-    """The islands go on without one that is lost, whose share of the batch they compute."""
+    """The islands go on without one that is lost."""
+
+    most_shares: int = 1
+    """Most shares of the batch that an island comes to compute while another one takes part."""
 
     staged_layers: StagedLayers | None = None
     """Assignment of layers to pipeline stages; None: there is no pipeline."""

@@ -26,6 +26,7 @@ from geojax.islands.traffic import LinkTraffic
 from geojax.quantities import duration, quantity
 from geojax.runtime import StopSignals, Watchdog, barrier, translate_collective_errors
 from geojax.runtime.compilation import CompilationCounter
+from geojax.runtime.garbage import long_lived_apart
 from geojax.train.adapt.comparison import PlanComparison
 from geojax.train.adapt.replan import Replanning
 from geojax.train.events import EventKind, EventLog
@@ -64,7 +65,7 @@ _POLL_SHARE = 1 / 200
 _NEAR_END = 0.8
 """Share of the step before after which a step may end soon."""
 
-OF_SOME_RUNS = ("mtp_loss", "aux_loss", "loss_scale", "membership_id")
+OF_SOME_RUNS = ("mtp_loss", "aux_loss", "loss_scale", "membership_id", "batch_share")
 """Metrics that only some runs have: those that predict later tokens, with experts, in fp16, and
 where sites go on without a lost one."""
 
@@ -239,10 +240,22 @@ class TrainingLoop(Generic[State]):
             LostContactError: another process of the run went away.
         """
         slowest = self._slowest or contextlib.nullcontext()
-        with translate_collective_errors(), self._ends, self.profiler, slowest:
-            return self._train(state, start, consumed_sequences)
+        with (
+            translate_collective_errors(),
+            self._ends,
+            self.profiler,
+            slowest,
+            long_lived_apart() as leave_apart,
+        ):
+            return self._train(state, start, consumed_sequences, leave_apart)
 
-    def _train(self, state: State, start: int, consumed_sequences: int) -> State:
+    def _train(
+        self,
+        state: State,
+        start: int,
+        consumed_sequences: int,
+        leave_apart: Callable[[], None],
+    ) -> State:
         config, done = self.config, start
         self.watchdog.begin("host work", start)
         self.consumed = consumed_sequences
@@ -267,6 +280,8 @@ class TrainingLoop(Generic[State]):
                 state, metrics = self.runtime.step(state, batch, requests, others)
             host = HostTimes(ready, time.monotonic(), self.profiler.held_until)
             done += 1
+            if done == start + 1:
+                leave_apart()  # the first step may have compiled
             self.consumed += self.runtime.sequences
             links, ended = self.runtime.link_traffic(), self._ends.of(metrics)
             self._pending.append(_PendingStep(done, self.consumed, metrics, links, ended, host))
@@ -344,7 +359,8 @@ class TrainingLoop(Generic[State]):
         parts: StepSeconds,
     ) -> None:
         facts, seconds = self.facts, parts.total
-        tokens_per_second = facts.tokens_per_step / seconds
+        batch_share = metrics.get("batch_share", 1.0)
+        tokens_per_second = batch_share * facts.tokens_per_step / seconds
         self._tokens_per_second.append(tokens_per_second)
         utilization = facts.model_flops_utilization(tokens_per_second)
         values = {
@@ -361,7 +377,7 @@ class TrainingLoop(Generic[State]):
             "seconds/validation": self._apart.pop("validation", 0.0),
             "seconds/save": self._apart.pop("saving", 0.0),
             "targets": metrics["targets"],
-            "global_batch_size": self.runtime.sequences,
+            "global_batch_size": round(batch_share * self.runtime.sequences),
             "consumed_sequences": consumed,
             "skipped": metrics["skipped"],
             "failed_saves": self.checkpointer.failed_saves,

@@ -18,6 +18,7 @@ from support.islands import data_islands, shares, site_plans
 from support.ports import free_port
 from support.small_models import make_batch, model_of
 
+from geojax.errors import RunError
 from geojax.islands.actions import breadth_first, data_actions
 from geojax.islands.going_on.deciding_process import DecidingProcess
 from geojax.islands.going_on.following_process import FollowingProcess
@@ -37,7 +38,9 @@ NAMES = ("east", "mid", "west")
 LIMITS = Limits(Streams(1, 1 << 18), 1 << 28, 20.0, goes_on=True)
 LEASE = 20.0
 CHUNKS, HELD, MODEL = 2, 1, "llama"
-_AWAY_SECONDS = 0.2
+DOOR_SECONDS = 0.25
+"""Time for which a door listens at a time, so that it is shut soon after its site has died."""
+AWAY_SECONDS = 0.2
 """Pause before a step while a site is away that returns, so that the run does not end before."""
 TAKEN = -1
 """Step of a death that comes when another site has returned as far as it has the state."""
@@ -48,6 +51,7 @@ class Death(NamedTuple):
 
     site: int
     step: int
+    """Its step, or the first after it in which this site, and each that returns, takes part."""
     operation: int
     """Number of the offer, or of the message taken, before which it dies; one more: before the
     update; then: after it."""
@@ -95,17 +99,18 @@ class _Site:
 class Mortal(MemberTransport):
     """A transport whose process dies before one of its operations."""
 
-    def __init__(self, membership, death, dead, taken):
+    def __init__(self, membership, death, dead, may_die):
         super().__init__(membership)
         self._death, self._dead, self.step, self._left = death, dead, 0, None
-        self._taken = taken
+        self._may_die = may_die
 
     def count(self):
         """Count an operation of the step under way."""
         if self._dead.is_set():
             raise Died
-        step = TAKEN if self._taken.is_set() else self.step
-        if self._death is None or (self.site, step) != self._death[:2]:
+        if self._death is None or self.step < self._death.step:
+            return
+        if self._left is None and not self._may_die(self._death):
             return
         if self._left is None:
             self._left = self._death.operation
@@ -148,13 +153,13 @@ class Islands:
         microbatches = self.plans[0].layout.batch.microbatches
         self.schedule = breadth_first(CHUNKS, microbatches, HELD)
 
-    def train(self, folder, steps, deaths=(), lease=LEASE, without_door=None, processes=1):
+    def train(self, folder, steps, deaths=(), **options):
         """Train so many steps; the metrics of each step and the state of each site that is left."""
-        run = _Run(self, Path(folder), steps, deaths, lease, without_door, processes)
+        run = _Run(self, Path(folder), steps, deaths, **options)
         threads = [
             threading.Thread(target=run.process, args=(site, process))
             for site in range(len(NAMES))
-            for process in range(processes)
+            for process in range(run.processes)
         ]
         for thread in threads:
             thread.start()
@@ -173,22 +178,45 @@ def settings_of(site, doors):
 
 
 class _Run:
-    def __init__(self, islands, folder, steps, deaths, lease, without_door, processes):
-        self._without_door, self._processes = without_door, processes
+    def __init__(
+        self,
+        islands,
+        folder,
+        steps,
+        deaths,
+        lease=LEASE,
+        without_door=None,
+        processes=1,
+        away_seconds=AWAY_SECONDS,
+        keeps_batch=True,
+        unseen=None,
+    ):
+        self._without_door, self.processes = without_door, processes
+        self._away_seconds, self._keeps_batch = away_seconds, keeps_batch
+        self._unseen = unseen
+        """A share of the batch without targets, and the step from which on it has none."""
         self.metrics, self.states, self.errors = {}, {}, {}
         self.returned_at, self.times = {}, {site: [] for site in range(len(NAMES))}
         self._doors = tuple(f"127.0.0.1:{free_port()}" for _ in NAMES)
         self.lines = {site: [] for site in range(len(NAMES))}
-        self.agreed = {}
-        self.died = None
+        self.agreed, self.deaths = {}, 0
+        self._away = set()
+        """Processes of sites that have died, will return, and are not back."""
         self._all, self._folder, self._steps = islands, folder, steps
-        self._deaths, self._lease = {death.site: death for death in deaths}, lease
+        self._lease = lease
+        self._deaths = {
+            site: [death for death in deaths if death.site == site] for site in range(len(NAMES))
+        }
+        """Each site's, of one start after the other."""
         count = len(NAMES) * processes
         self._met, self._ended = threading.Barrier(count), threading.Barrier(count)
         self._starts, self._memberships, self._of_others = {}, {}, {}
         self._taken = threading.Event()
-        self._sites = [[_Site(processes) for _ in range(2)] for _ in NAMES]
-        """Channels of both starts of each site."""
+        self._sites = {
+            site: [_Site(processes) for _ in range(1 + len(of_site))]
+            for site, of_site in self._deaths.items()
+        }
+        """Channels of all starts of each site."""
         self._records = {site: queue.SimpleQueue() for site in range(len(NAMES))}
         self._x64 = jax.config.jax_enable_x64
 
@@ -196,17 +224,7 @@ class _Run:
         """Run a process of a site to its end."""
         try:
             with jax.enable_x64(self._x64):
-                self._live(site, process)
-        except Died:
-            self._memberships[site, process].close()
-            self._starts[site, process].transport.close(failed=True)
-            self.died = time.monotonic()
-            if self._deaths[site].returns:
-                try:
-                    with jax.enable_x64(self._x64):
-                        self._return(site, process)
-                except BaseException as error:
-                    self.errors[site] = error
+                self._live_on(site, process)
         except BaseException as error:
             self.errors[site] = error
         try:
@@ -216,25 +234,55 @@ class _Run:
                 membership.close()
             self._starts[site, process].transport.close()
 
+    def _live_on(self, site, process):
+        """Live, die as is written, and return each time."""
+        for number, death in enumerate([*self._deaths[site], None]):
+            try:
+                if number == 0:
+                    self._live(site, process)
+                else:
+                    self._return_at_last(site, process, number)
+                return
+            except Died:
+                assert death is not None, "it dies as often as is written"
+                self.deaths += death.process == process
+                if death.returns:
+                    self._away.add((site, process))
+                self._end(site, process)
+                if not death.returns:
+                    return
+                time.sleep(2 * DOOR_SECONDS)  # until its door is shut
+
+    def _return_at_last(self, site, process, number):
+        """Return; begin again, as a supervisor does, where another site dies meanwhile."""
+        while True:
+            try:
+                return self._return(site, process, number)
+            except RunError:
+                if self._without_door is not None or self.states or self.processes > 1:
+                    raise
+                self._end(site, process)
+
+    def _end(self, site, process):
+        self._memberships[site, process].close()
+        self._starts[site, process].transport.close(failed=True)
+
     def _begun(self, site, process):
-        members = Membership(settings_of(site, self._doors), process, self._processes, {})
+        members = Membership(settings_of(site, self._doors), process, self.processes, {})
         return begin(members, LIMITS)
 
     def _live(self, site, process):
         islands = self._all
         island = islands.islands[site]
         joined = self._starts[site, process] = self._begun(site, process)
-        carrier, channels = joined.transport, self._sites[site][0]
+        carrier = joined.transport
         self._met.wait(300)
         for other in range(len(NAMES)):
             if other != site:
                 text = self._starts[other, process].endpoint.text()
                 carrier.take_up(joined.peer(other, "here", text))
-        membership = self._membership(site, joined, LocalChannel(process, channels))
-        self._memberships[site, process] = membership
-        death = self._deaths.get(site)
-        dies = death is not None and death.process == process
-        transport = Mortal(membership, death if dies else None, channels.dead, self._taken)
+        membership = self._membership(site, process, joined, 0)
+        transport = self._transport(site, process, membership, 0)
         record = self._record(site, process, transport)
         programs = island.walk.programs
         membership.begin(record, programs.sums, saved=0, last_step=self._steps)
@@ -245,7 +293,7 @@ class _Run:
 
     def _open_door(self, site, joined, membership):
         if site != self._without_door:
-            own = [self._presence(site, each) for each in range(self._processes)]
+            own = [self._presence(site, each) for each in range(self.processes)]
             membership.open_door(lambda: Door(joined.members.island, own, "a run"))
 
     def _presence(self, site, process):
@@ -258,16 +306,34 @@ class _Run:
             return self._records[site].get(timeout=300)
         mesh = self._all.islands[site].plan.mesh
         record = record_of_start(self._store(), "record", transport, mesh)
-        for _ in range(1, self._processes):
+        for _ in range(1, self.processes):
             self._records[site].put(record)
         return record
 
-    def _membership(self, site, joined, channel):
+    def _transport(self, site, process, membership, number):
+        """The transport of a start, which dies if that is written."""
+        own = self._deaths[site][number : number + 1]
+        death = next((each for each in own if each.process == process), None)
+        return Mortal(membership, death, self._sites[site][number].dead, self._may_die)
+
+    def _may_die(self, death):
+        return self._taken.is_set() if death.step == TAKEN else not self._away
+
+    def _membership(self, site, process, joined, number):
+        channel = LocalChannel(process, self._sites[site][number])
+        membership = self._membership_of(site, joined, channel)
+        self._memberships[site, process] = membership
+        return membership
+
+    def _membership_of(self, site, joined, channel):
         def connect(sites):
             connect_more(joined, [NAMES[site] for site in sites], LIMITS.silence_seconds)
 
         if channel.own > 0:
-            return FollowingProcess(joined.transport, channel, joined.peer, connect, self._lease)
+            return FollowingProcess(
+                *(joined.transport, channel, joined.peer, connect, self._lease),
+                keeps_batch=self._keeps_batch,
+            )
         return DecidingProcess(
             joined.transport,
             channel,
@@ -278,20 +344,19 @@ class _Run:
             self._lease,
             5.0,
             lambda kind, step, text: self.lines[site].append(text),
+            keeps_batch=self._keeps_batch,
         )
 
     def _store(self):
         return FileRecordStore(self._folder / "record.json", "run")
 
-    def _return(self, site, process):
+    def _return(self, site, process, number):
         islands = self._all
         island = copy.copy(islands.islands[site])
         joined = self._starts[site, process] = self._begun(site, process)
         enter(joined, LIMITS.silence_seconds)
-        channels = self._sites[site][1]
-        membership = self._membership(site, joined, LocalChannel(process, channels))
-        self._memberships[site, process] = membership
-        transport = Mortal(membership, None, channels.dead, self._taken)
+        membership = self._membership(site, process, joined, number)
+        transport = self._transport(site, process, membership, number)
         programs = island.walk.programs
         walk = Walk(island.walk.actions, island.walk.windows, programs, transport)
         state = jax.tree.map(jnp.copy, islands.first_states[site])
@@ -301,21 +366,16 @@ class _Run:
         self._let_another_die(site)
         state = catch_up(membership, programs, state)
         self._open_door(site, joined, membership)
+        self._away.discard((site, process))
         self.returned_at[site] = int(state.step)
         self._train(site, process, membership, walk, int(state.step), state)
 
     def _let_another_die(self, site):
         """Let the site die that dies when another one has the state, and wait for it."""
-        dead = [self._sites[each][0].dead for each, death in self._deaths.items() if death.step < 0]
-        if dead and site not in [each for each, death in self._deaths.items() if death.step < 0]:
-            self._taken.set()
-            assert dead[0].wait(60)
-
-    def _is_away(self):
-        """True while a site has died that will return and is not back."""
-        return self.died is not None and any(
-            death.returns and death.site not in self.returned_at for death in self._deaths.values()
-        )
+        for other, deaths in self._deaths.items():
+            if other != site and TAKEN in [death.step for death in deaths]:
+                self._taken.set()
+                assert self._sites[other][0].dead.wait(60)
 
     def _train(self, site, process, membership, walk, done, state):
         islands = self._all
@@ -326,12 +386,18 @@ class _Run:
             self.metrics[site] = metrics
         for number in range(done + 1, self._steps + 1):
             transport.step = number
-            if self._is_away():
-                time.sleep(_AWAY_SECONDS)
+            if self._away:
+                time.sleep(self._away_seconds)
 
-            def inputs(share, state=state):
-                island.state = state
-                return island.inputs(islands.batches[share])
+            def inputs(share, state=state, number=number):
+                island.state, batch = state, islands.batches[share]
+                if (
+                    self._unseen is not None
+                    and share == self._unseen[0]
+                    and number >= self._unseen[1]
+                ):
+                    batch = batch | {"loss_mask": np.zeros_like(batch["loss_mask"])}
+                return island.inputs(batch)
 
             step = SharedStep(number, self._lists, inputs)
             state, own = run_step(membership, walk, step, state, island.signals())
@@ -341,7 +407,11 @@ class _Run:
         # Each process has heard another site.
         self.agreed[site, process] = membership.agreed({site, process})
         # As the last save does, which takes all sites.
-        gone = [death.site for death in self._deaths.values() if not death.returns]
+        gone = [
+            site
+            for site, deaths in self._deaths.items()
+            if not all(death.returns for death in deaths)
+        ]
         while set(carrier.counters) != set(range(len(NAMES))) - {site, *gone} and not self.errors:
             membership.poll()
             time.sleep(0.01)
@@ -363,7 +433,7 @@ class _Run:
         """Hold all processes of a site to the bits of the first."""
         for (site, process), metrics in self._of_others.items():
             assert metrics == self._of_others[site, 0], (site, process)
-            wanted = set.intersection(*({site, each} for each in range(self._processes)))
+            wanted = set.intersection(*({site, each} for each in range(self.processes)))
             assert set(self.agreed[site, process]) == wanted
 
 

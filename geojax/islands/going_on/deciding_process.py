@@ -20,7 +20,6 @@ from typing import Any, Literal
 import jax
 
 from geojax.errors import RunError, UserError
-from geojax.islands.actions import shares_of_members
 from geojax.islands.going_on.asked_store import AskedStore
 from geojax.islands.going_on.decisions import (
     Adopt,
@@ -85,7 +84,7 @@ from geojax.transport.shards import local_shapes
 
 _QUEUE_SHARE = 0.25
 """Part of the free host memory that may hold sums for a site that returns."""
-_UNREACHED_LEASES = 3.0
+UNREACHED_LEASES = 3.0
 """Eviction times for which a site that returns waits for one that takes part and is not reached."""
 _CONNECT_SECONDS = 1.0
 
@@ -104,6 +103,7 @@ class DecidingProcess(SiteMembership):
         lease_seconds: a site that is silent for so long is evicted.
         join_pause_seconds: longest pause for a returned site that does not catch up.
         tell: shows an event at a step to the user.
+        keeps_batch: the sites that take part compute the shares of others.
     """
 
     def __init__(
@@ -117,8 +117,10 @@ class DecidingProcess(SiteMembership):
         lease_seconds: float,
         join_pause_seconds: float,
         tell: Callable[[Literal["lost", "back"], int, str], None],
+        *,
+        keeps_batch: bool,
     ):
-        super().__init__(transport, channel, peer_of, connect_more)
+        super().__init__(transport, channel, peer_of, connect_more, keeps_batch=keeps_batch)
         self._asked = AskedStore(store, lease_seconds / 3)
         self._place, self._lease, self._tell = place, lease_seconds, tell
         self._join_pause = join_pause_seconds
@@ -214,7 +216,7 @@ class DecidingProcess(SiteMembership):
         now, unreached = time.monotonic(), self._unreached
         if not unreached:
             self._reaches_all_at = now
-        elif now > self._reaches_all_at + _UNREACHED_LEASES * self._lease:
+        elif now > self._reaches_all_at + UNREACHED_LEASES * self._lease:
             names = " and ".join(self.transport.site_names[site] for site in sorted(unreached))
             raise RunError(
                 f"site {names} takes part in the run, and does not answer at its door; start this "
@@ -479,13 +481,16 @@ class DecidingProcess(SiteMembership):
         back = [site for site in record.members if site not in before.members]
         reasons = [f"site {names[site]} is lost ({self._reason(site)})" for site in lost]
         reasons += [f"site {names[site]} is back" for site in back]
-        shares = shares_of_members(len(names), record.members)
+        shares = self.shares_of(record)
         computes = [
             f"{names[site]} computes the share{'s' * (len(own) > 1)} of "
             f"{' and '.join(names[share] for share in own)}"
             for site, own in enumerate(shares)
             if own
         ]
+        if left_out := set(range(len(names))) - {share for own in shares for share in own}:
+            words = " and ".join(names[share] for share in sorted(left_out))
+            computes.append(f"nobody computes the share{'s' * (len(left_out) > 1)} of {words}")
         return (
             f"{', '.join(reasons)}; the run goes on: {', '.join(computes)} "
             f"(membership {record.membership_id} in {self._place})"

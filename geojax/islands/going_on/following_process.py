@@ -28,6 +28,7 @@ class FollowingProcess(SiteMembership):
         peer_of: returns how the counterpart in a site is reached, by its host and its endpoint.
         connect_more: connects with sites, by their numbers, if they answer at their doors.
         lease_seconds: a site that is silent for so long is evicted.
+        keeps_batch: the sites that take part compute the shares of others.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class FollowingProcess(SiteMembership):
         peer_of: PeerOf,
         connect_more: ConnectTo,
         lease_seconds: float,
+        *,
+        keeps_batch: bool,
     ):
-        super().__init__(transport, channel, peer_of, connect_more)
+        super().__init__(transport, channel, peer_of, connect_more, keeps_batch=keeps_batch)
         self._silence = SILENT_SHARE * lease_seconds
         self._seen: dict[int, SeenLink] = {}
         """As reported last, of each site."""

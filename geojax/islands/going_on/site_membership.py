@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from geojax.errors import FencedError, RunError
+from geojax.islands.actions import Shares, shares_of_members
 from geojax.islands.going_on.decisions import (
     Adopt,
     Agreed,
@@ -76,6 +77,7 @@ class SiteMembership(abc.ABC):
         channel: joins the processes of the site.
         peer_of: returns how the counterpart in a site is reached, by its host and its endpoint.
         connect_more: connects with sites, by their numbers, if they answer at their doors.
+        keeps_batch: the sites that take part compute the shares of others.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class SiteMembership(abc.ABC):
         channel: ProcessChannel,
         peer_of: PeerOf,
         connect_more: ConnectTo,
+        *,
+        keeps_batch: bool,
     ):
         self.transport = transport
         self.taking_part: frozenset[int] = frozenset(range(transport.sites))
@@ -93,6 +97,7 @@ class SiteMembership(abc.ABC):
         self.record: MembershipRecord
         """The record under which the last step is done; in all processes of the site the same."""
         self._channel, self._peer_of, self._connect_more = channel, peer_of, connect_more
+        self._keeps_batch = keeps_batch
         self.handing = HandingOver(transport, tells=channel.own == 0)
         self._adopted: MembershipRecord
         self._has_begun = self._takes_part = False
@@ -152,6 +157,12 @@ class SiteMembership(abc.ABC):
         """
         self.poll()
         return self._works.popleft() if self._works else None
+
+    def shares_of(self, record: MembershipRecord) -> Shares:
+        """Return the shares of the batch that each site computes under a record."""
+        return shares_of_members(
+            self.transport.sites, record.members, keeps_batch=self._keeps_batch
+        )
 
     @abc.abstractmethod
     def be_admitted(self) -> None:

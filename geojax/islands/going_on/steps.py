@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from geojax.errors import UserError
-from geojax.islands.actions import Shares, SiteAction, fetched_ahead, shares_of_members
+from geojax.islands.actions import Shares, SiteAction, fetched_ahead
 from geojax.islands.exchange import Exchange
 from geojax.islands.going_on.site_membership import InterruptedStepError, SiteMembership
 from geojax.islands.programs.values import StepInputs
@@ -63,7 +63,7 @@ def run_step(
         work = membership.work_on(step.number)
         if isinstance(work, ApplySums):
             return walk.apply(membership.handed(work))
-        _take_shares(walk, step, work.record)
+        _take_shares(walk, step, work.record, membership.shares_of(work.record))
         inputs = [step.inputs(share) for share in walk.shares]
         walk.number_from(step.number)
         try:
@@ -74,12 +74,11 @@ def run_step(
                 record.clear()
 
 
-def _take_shares(walk: Walk, step: SharedStep, record: MembershipRecord) -> None:
+def _take_shares(walk: Walk, step: SharedStep, record: MembershipRecord, shares: Shares) -> None:
     """Let a walk compute the shares that a record gives to its site."""
     if walk.membership_id == record.membership_id:
         return
-    site, sites = walk.transport.site, walk.transport.sites
-    lists = step.lists(shares_of_members(sites, record.members))
+    site, lists = walk.transport.site, step.lists(shares)
     walk.take_shares(lists[site], fetched_ahead(lists, site), record.membership_id)
 
 

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from geojax.islands.actions import Bucket, Message, most_shares
+from geojax.islands.actions import Bucket, Message
 from geojax.islands.programs.chunk_passes import ChunkPasses
 from geojax.islands.programs.per_rank import RANKS, is_shared, on_packed
 from geojax.islands.programs.shared import divide, is_divided, whole
@@ -193,7 +193,7 @@ class SitePrograms:
         if not self.part.holds_all:  # its gradients are whole
             crossing = {"scalars": crossing["scalars"]}
         islands, goes_on = self.plan.islands, self.plan.goes_on
-        before = most_shares(islands) if goes_on else 1
+        before = self.plan.most_shares
         kept = self._device_bytes(self._traced_totals) if goes_on else 0
         return StepBytes(
             self._device_bytes(self._traced_weights),

@@ -259,6 +259,13 @@ class IslandRun:
         return SaveName(name, self._membership_id)
 
     @property
+    def _batch_share(self) -> float:
+        """Part of the batch that the sites which take part have computed."""
+        assert self.membership is not None, "sites go on"
+        shares = self.membership.shares_of(self.membership.record)
+        return sum(map(len, shares)) / len(shares)
+
+    @property
     def _membership_id(self) -> int | None:
         """Record under which the last step was done; None: all sites always take part."""
         return None if self.membership is None else self.membership.record.membership_id
@@ -307,6 +314,7 @@ class IslandRun:
         metrics = dict(made[0][1])
         if self._membership_id is not None:
             metrics["membership_id"] = np.int64(self._membership_id)
+            metrics["batch_share"] = np.float64(self._batch_share)
         return SiteState(tuple(next_state for next_state, _ in made)), metrics
 
     def _draw(self, records: Sequence[Record]) -> None:

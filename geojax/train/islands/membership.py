@@ -68,13 +68,15 @@ def membership_of(
         return None
     lease, eviction = config.islands.lease, processes.heartbeat_timeout_seconds
     channel = ProcessChannel("membership")
-    names = joined.members.island.sites
+    names, keeps_batch = joined.members.island.sites, config.islands.keeps_batch
 
     def connect(sites: Sequence[int]) -> None:
         connect_more(joined, [names[site] for site in sites], eviction)
 
     if channel.own > 0:
-        return FollowingProcess(joined.transport, channel, joined.peer, connect, eviction)
+        return FollowingProcess(
+            joined.transport, channel, joined.peer, connect, eviction, keeps_batch=keeps_batch
+        )
     store = record_store(lease, config.run_directory.name)
     return DecidingProcess(
         joined.transport,
@@ -86,6 +88,7 @@ def membership_of(
         eviction,
         config.islands.join_pause,
         tell,
+        keeps_batch=keeps_batch,
     )
 
 

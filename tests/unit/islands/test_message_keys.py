@@ -43,7 +43,7 @@ class Recorder:
         self.counters = {each: PeerCounters() for each in range(sites) if each != site}
         self.nonces, self.identifiers = nonces, identifiers
 
-    def offer(self, receiver, key, arrays):
+    def offer(self, receiver, key, arrays, *, yields=False):
         there = Direction(
             (self.site, 0), (receiver, 0), self.nonces[self.site], self.nonces[receiver]
         )

@@ -184,6 +184,10 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
             "islands.lease requires islands.on_loss=go_on; set it, or remove islands.lease",
         ),
         (
+            ("--mesh.dc=2", "--dc.join=islands", "--islands.batch=shrink"),
+            "islands.batch=shrink requires islands.on_loss=go_on; set it, or remove islands.batch",
+        ),
+        (
             ("--mesh.dc=2", "--dc.join=islands", "--zero.across_sites=true"),
             "dc.join=islands requires zero.across_sites=false (each site holds the whole state). ",
         ),

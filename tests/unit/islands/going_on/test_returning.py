@@ -5,7 +5,6 @@ from support.mortal_islands import NAMES, TAKEN, Death, assert_same
 
 from geojax.errors import RunError
 from geojax.islands.going_on import deciding_process
-from geojax.transport import door
 
 STEPS = 40
 
@@ -28,9 +27,8 @@ def test_a_site_that_died_returns_and_changes_no_bit(site, islands, undisturbed,
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_site_returns_while_another_one_dies_and_returns(
-    processes, islands, undisturbed, tmp_path, monkeypatch
+    processes, islands, undisturbed, tmp_path
 ):
-    monkeypatch.setattr(f"{door.__name__}._SLICE_SECONDS", 0.3)  # the door of a dead thread closes
     deaths = [Death(0, 2, 5, returns=True), Death(1, TAKEN, 0, returns=True)]
     run = islands.train(tmp_path, STEPS, deaths, processes=processes)
     assert set(run.states) == set(range(len(NAMES)))
@@ -40,7 +38,7 @@ def test_a_site_returns_while_another_one_dies_and_returns(
 
 
 def test_a_site_that_does_not_reach_all_others_does_not_return(islands, tmp_path, monkeypatch):
-    monkeypatch.setattr(f"{deciding_process.__name__}._UNREACHED_LEASES", 0.2)
+    monkeypatch.setattr(f"{deciding_process.__name__}.UNREACHED_LEASES", 0.2)
     deaths = [Death(0, 2, 5, returns=True)]
     with pytest.raises(RunError, match="site mid takes part in the run, and does not answer"):
         islands.train(tmp_path, STEPS, deaths, without_door=NAMES.index("mid"))
@@ -54,3 +52,14 @@ def test_a_site_of_two_processes_returns_as_one(process, islands, undisturbed, t
     assert 2 < run.returned_at[0] < STEPS
     assert_same(run, undisturbed)
     run.assert_processes_agree()
+
+
+TEN = [Death(step % 3, step, 3 * step % 11, returns=True) for step in range(2, 22, 2)]
+
+
+def test_ten_faults_in_25_updates_change_no_bit(islands, tmp_path_factory):
+    undisturbed = islands.train(tmp_path_factory.mktemp("undisturbed"), 25)
+    run = islands.train(tmp_path_factory.mktemp("ten"), 25, TEN, away_seconds=2.0)
+    assert set(run.states) == set(range(len(NAMES)))
+    assert_same(run, undisturbed)
+    assert run.deaths == len(TEN)

@@ -42,6 +42,17 @@ def test_the_last_site_goes_on_alone(islands, undisturbed, tmp_path):
     assert "mid computes the shares of mid and east and west" in run.lines[1][-1]
 
 
+def test_the_share_of_a_lost_site_is_left_out_where_the_batch_shrinks(islands, tmp_path_factory):
+    west = NAMES.index("west")
+    without = islands.train(tmp_path_factory.mktemp("without"), STEPS, unseen=(west, 2))
+    death = Death(west, 2, 0)
+    run = islands.train(tmp_path_factory.mktemp("shrunk"), STEPS, [death], keeps_batch=False)
+    assert set(run.states) == {0, 1}
+    assert_same(run, without)
+    for lines in (run.lines[0], run.lines[1]):
+        assert "mid computes the share of mid, nobody computes the share of west" in lines[-1]
+
+
 @pytest.mark.parametrize(
     "operation",
     [

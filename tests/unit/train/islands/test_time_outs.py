@@ -22,6 +22,7 @@ def test_each_time_has_the_key_that_sets_it():
     lines = time_out_lines(config, ProcessSettings(heartbeat_timeout_seconds=9))
     assert lines[0].endswith("9 s  GEOJAX_HEARTBEAT_TIMEOUT")
     assert lines[1].endswith("6 s  2/3 of GEOJAX_HEARTBEAT_TIMEOUT")
-    assert lines[4].endswith("12 s  islands.join_pause")
+    assert lines[4].endswith("27 s  3 x GEOJAX_HEARTBEAT_TIMEOUT")
+    assert lines[5].endswith("12 s  islands.join_pause")
     known = {*VARIABLES.values(), *(name for name, _ in leaves_by_key(config.model_dump()))}
     assert {line.split()[-1] for line in lines} <= known
