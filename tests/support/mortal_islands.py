@@ -211,7 +211,7 @@ class _Run:
         count = len(NAMES) * processes
         self._met, self._ended = threading.Barrier(count), threading.Barrier(count)
         self._starts, self._memberships, self._of_others = {}, {}, {}
-        self._taken = threading.Event()
+        self._taken, self._dying = threading.Event(), threading.Lock()
         self._sites = {
             site: [_Site(processes) for _ in range(1 + len(of_site))]
             for site, of_site in self._deaths.items()
@@ -317,7 +317,14 @@ class _Run:
         return Mortal(membership, death, self._sites[site][number].dead, self._may_die)
 
     def _may_die(self, death):
-        return self._taken.is_set() if death.step == TAKEN else not self._away
+        """True if no other site is away, or dies now."""
+        if death.step == TAKEN:
+            return self._taken.is_set()
+        with self._dying:
+            is_alone = not self._away
+            if is_alone and death.returns:
+                self._away.add((death.site, death.process))
+            return is_alone
 
     def _membership(self, site, process, joined, number):
         channel = LocalChannel(process, self._sites[site][number])

@@ -52,14 +52,3 @@ def test_a_site_of_two_processes_returns_as_one(process, islands, undisturbed, t
     assert 2 < run.returned_at[0] < STEPS
     assert_same(run, undisturbed)
     run.assert_processes_agree()
-
-
-TEN = [Death(step % 3, step, 3 * step % 11, returns=True) for step in range(2, 22, 2)]
-
-
-def test_ten_faults_in_25_updates_change_no_bit(islands, tmp_path_factory):
-    undisturbed = islands.train(tmp_path_factory.mktemp("undisturbed"), 25)
-    run = islands.train(tmp_path_factory.mktemp("ten"), 25, TEN, away_seconds=2.0)
-    assert set(run.states) == set(range(len(NAMES)))
-    assert_same(run, undisturbed)
-    assert run.deaths == len(TEN)
