@@ -68,13 +68,10 @@ class OrbaxSave:
         try:
             yield
         except (OSError, ValueError):
-            is_left = True
-            while is_left:
-                try:
+            while True:
+                with contextlib.suppress(OSError, ValueError):
                     self._orbax.wait_until_finished()
-                    is_left = False
-                except (OSError, ValueError):
-                    continue
+                    break
             raise
 
     def close(self) -> None:

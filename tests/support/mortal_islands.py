@@ -40,7 +40,7 @@ LEASE = 20.0
 CHUNKS, HELD, MODEL = 2, 1, "llama"
 DOOR_SECONDS = 0.25
 """Time for which a door listens at a time, so that it is shut soon after its site has died."""
-AWAY_SECONDS = 0.2
+_AWAY_SECONDS = 0.2
 """Pause before a step while a site is away that returns, so that the run does not end before."""
 TAKEN = -1
 """Step of a death that comes when another site has returned as far as it has the state."""
@@ -187,19 +187,18 @@ class _Run:
         lease=LEASE,
         without_door=None,
         processes=1,
-        away_seconds=AWAY_SECONDS,
         keeps_batch=True,
         unseen=None,
     ):
         self._without_door, self.processes = without_door, processes
-        self._away_seconds, self._keeps_batch = away_seconds, keeps_batch
+        self._keeps_batch = keeps_batch
         self._unseen = unseen
         """A share of the batch without targets, and the step from which on it has none."""
         self.metrics, self.states, self.errors = {}, {}, {}
         self.returned_at, self.times = {}, {site: [] for site in range(len(NAMES))}
         self._doors = tuple(f"127.0.0.1:{free_port()}" for _ in NAMES)
         self.lines = {site: [] for site in range(len(NAMES))}
-        self.agreed, self.deaths = {}, 0
+        self.agreed = {}
         self._away = set()
         """Processes of sites that have died, will return, and are not back."""
         self._all, self._folder, self._steps = islands, folder, steps
@@ -245,7 +244,6 @@ class _Run:
                 return
             except Died:
                 assert death is not None, "it dies as often as is written"
-                self.deaths += death.process == process
                 if death.returns:
                     self._away.add((site, process))
                 self._end(site, process)
@@ -394,7 +392,7 @@ class _Run:
         for number in range(done + 1, self._steps + 1):
             transport.step = number
             if self._away:
-                time.sleep(self._away_seconds)
+                time.sleep(_AWAY_SECONDS)
 
             def inputs(share, state=state, number=number):
                 island.state, batch = state, islands.batches[share]
