@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 from jax.sharding import Mesh
@@ -76,7 +76,7 @@ from geojax.train.run_trackers import RunTrackers
 from geojax.train.runtime import Batch, Runtime
 from geojax.train.services import Log, Services
 from geojax.train.step_profiler import StepProfiler
-from geojax.train.training_loop import TrainingLoop, mean_loss, resized
+from geojax.train.training_loop import StartPoint, TrainingLoop, mean_loss, resized
 from geojax.train.writing.background_writer import BackgroundWriter
 from geojax.transport import Transport
 from geojax.transport.connect import Joined
@@ -375,7 +375,7 @@ class Trainer:
         newest: Mapping[str, Any] | None,
         weights: InitialWeights | None,
         require_checkpoint: bool,
-    ) -> "_Start":
+    ) -> StartPoint[Any]:
         """Restore the newest checkpoint and log what differs in this run, or begin from scratch."""
         config, directory, log = self.config, self.directory, self._log
         if self._running is not None:
@@ -390,7 +390,7 @@ class Trainer:
                         f"note: the config.json there has other values of {', '.join(others)}, "
                         "which the weights were trained with"
                     )
-            return _Start(run_state.begin(self.runtime, weights), 0, 0)
+            return StartPoint(run_state.begin(self.runtime, weights), 0, 0)
         frozen = weights if config.model.lora is not None else None
         state, saved = run_state.restore(
             self.runtime, self.checkpointer, self.metadata["model"], frozen
@@ -403,9 +403,9 @@ class Trainer:
         log(f"resuming from step {step} in {directory.path}")
         for note in differences(saved, config, self.metadata):
             log(note)
-        return _Start(state, step, int(saved["consumed_sequences"]))
+        return StartPoint(state, step, int(saved["consumed_sequences"]))
 
-    def _taken_up(self, running: RunningFacts) -> "_Start":
+    def _taken_up(self, running: RunningFacts) -> StartPoint[Any]:
         """Take the state of the run that goes on without this site."""
         run = self.runtime
         assert isinstance(run, IslandRun), "islands go on"
@@ -414,12 +414,17 @@ class Trainer:
             state = run.take_state(run_state.begin(run), batch, running.save_name)
         step = int(state.step)
         self._log(f"the state of step {step} is here")
-        return _Start(state, step, running.consumed_at(step, self.config.batch.sizes))
+        return StartPoint(state, step, running.consumed_at(step, self.config.batch.sizes))
 
-    def _take_part(self) -> None:
-        """Catch up with the run that goes on without this site, which returns, and take part."""
-        if self._running is None:
-            return
+    def _take_part(self) -> StartPoint[Any]:
+        """Catch up with a run that goes on without this site, if it returns; return the start."""
+        if self._running is not None:
+            self._catch_up()
+        return StartPoint(self.state, self.step_number, self.consumed_sequences)
+
+    def _catch_up(self) -> None:
+        """Do the steps that the other sites have done since their state was taken."""
+        assert self._running is not None, "this site returns"
         running, self._running = self._running, None
         run = self.runtime
         assert isinstance(run, IslandRun), "islands go on"
@@ -497,10 +502,9 @@ class Trainer:
             product=self._product(),
             site=self._site,
         )
-        self._take_part()
         before = time.monotonic()
         with contextlib.nullcontext() if attempt is None else attempt.ending(loop):
-            self.state = loop.run(self.state, self.step_number, self.consumed_sequences)
+            self.state = loop.run(self._take_part)
         seconds = time.monotonic() - before
         self.runtime = loop.runtime
         self.step_number, self.consumed_sequences = int(self.state.step), loop.consumed
@@ -686,14 +690,6 @@ class Trainer:
 
         links = self.runtime.link_agreement(topology)
         return Replanning(topology, self._site, links, resolve, comparison, self._log, timeout)
-
-
-class _Start(NamedTuple):
-    """State to train from, and how far that training has come."""
-
-    state: Any
-    step: int
-    consumed_sequences: int
 
 
 def nothing_to_train(step: int, config: RunConfig) -> str:

@@ -70,6 +70,16 @@ OF_SOME_RUNS = ("mtp_loss", "aux_loss", "loss_scale", "membership_id", "batch_sh
 where sites go on without a lost one."""
 
 
+class StartPoint(NamedTuple, Generic[State]):
+    """Where a run goes on: a state, and how far training has come with it."""
+
+    state: State
+    step: int
+    """Number of steps done."""
+    consumed_sequences: int
+    """Sequences of the data that those steps consumed."""
+
+
 class StepEnds:
     """A thread that waits for the steps of a run, one after the other, while it is entered.
 
@@ -226,13 +236,12 @@ class TrainingLoop(Generic[State]):
         signals = self.stop_signals
         return ((signals and signals.exit_code) or 130) if self.stopped_early else 0
 
-    def run(self, state: State, start: int, consumed_sequences: int) -> State:
-        """Train from `start` to the config's last step, or until Ctrl-C; the last state is saved.
+    def run(self, begin: Callable[[], StartPoint[State]]) -> State:
+        """Train to the config's last step, or until Ctrl-C; the last state is saved.
 
         Args:
-            state: the state after step `start`.
-            start: number of steps done.
-            consumed_sequences: sequences of the data that those steps consumed.
+            begin: returns where training goes on. It is called when all else is ready, because
+                other sites may wait for the step after it.
 
         Raises:
             RunError: the loss or gradient was not finite for `skip_limit` steps in a row, or no
@@ -247,15 +256,10 @@ class TrainingLoop(Generic[State]):
             slowest,
             long_lived_apart() as leave_apart,
         ):
-            return self._train(state, start, consumed_sequences, leave_apart)
+            return self._train(begin(), leave_apart)
 
-    def _train(
-        self,
-        state: State,
-        start: int,
-        consumed_sequences: int,
-        leave_apart: Callable[[], None],
-    ) -> State:
+    def _train(self, begun: StartPoint[State], leave_apart: Callable[[], None]) -> State:
+        state, start, consumed_sequences = begun
         config, done = self.config, start
         self.watchdog.begin("host work", start)
         self.consumed = consumed_sequences

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import io
 import json
 import os
@@ -29,7 +30,7 @@ from geojax.train.link_figures import PlannedWait
 from geojax.train.report import Progress
 from geojax.train.site_figures import site_metrics
 from geojax.train.step_profiler import StepProfiler
-from geojax.train.training_loop import TrainingLoop
+from geojax.train.training_loop import StartPoint, TrainingLoop
 from geojax.train.writing.background_writer import write_at_once
 from geojax.transport import SocketFigures, ToldFigures
 
@@ -185,8 +186,22 @@ def test_a_trainer_that_waits_in_a_step_is_watched():
     runtime, watched = CountingRuntime(), []
     with loop_of(runtime) as loop:
         runtime.during[3] = lambda: watched.append(loop.watchdog._running)
-        loop.run(runtime.initial_state(), 0, 0)
+        loop.run(lambda: StartPoint(runtime.initial_state(), 0, 0))
     assert [(each.number, each.kind) for each in watched] == [(3, "dispatch")]
+
+
+def test_the_collection_is_over_when_a_run_asks_where_to_begin():
+    """Other sites wait for the first step of a site that returns, and not for its garbage."""
+    apart = []
+
+    def begin():
+        apart.append(gc.get_freeze_count())
+        return StartPoint(0, 0, 0)
+
+    with loop_of(CountingRuntime()) as loop:
+        loop.run(begin)
+    assert apart[0] > 0
+    assert gc.get_freeze_count() == 0
 
 
 def test_the_watchdog_knows_what_the_host_does_at_every_moment():
@@ -208,7 +223,7 @@ def test_the_watchdog_knows_what_the_host_does_at_every_moment():
 
     with loop_of(runtime, Watched(every=100)) as loop:
         loop.loader = Slow()
-        loop.run(0, 0, 0)
+        loop.run(lambda: StartPoint(0, 0, 0))
         watched.append(loop.watchdog._running[:2])
     data = [(step, "data") for step in range(1, STEPS + 1)]
     assert watched == [*data, (STEPS, "save"), (STEPS, "host work")]
@@ -217,7 +232,7 @@ def test_the_watchdog_knows_what_the_host_does_at_every_moment():
 def test_a_run_takes_each_batch_once_and_records_each_step():
     runtime = CountingRuntime()
     with loop_of(runtime) as loop:
-        assert loop.run(runtime.initial_state(), 0, 0) == STEPS
+        assert loop.run(lambda: StartPoint(runtime.initial_state(), 0, 0)) == STEPS
     assert runtime.batches == list(range(0, BATCH * STEPS, BATCH))
     steps = [values for _, values in loop.writer.lines if "loss" in values]
     assert [step for step, values in loop.writer.lines if "loss" in values] == list(range(1, 11))
@@ -244,7 +259,7 @@ def test_a_step_is_timed_by_its_end_not_by_when_the_host_reads_it(monkeypatch):
     monkeypatch.setattr("geojax.train.training_loop.StepEnds", KnownEnds)
     runtime = CountingRuntime()
     with loop_of(runtime) as loop:
-        loop.run(0, 0, 0)
+        loop.run(lambda: StartPoint(0, 0, 0))
     seconds = {step: values["seconds"] for step, values in loop.writer.lines if "loss" in values}
     # Only after a validation, which follows steps 4 and 8, the clock starts when the host is there.
     assert [seconds[step] for step in (2, 3, 4, 6, 7, 8, 10)] == pytest.approx([100] * 7)
@@ -255,7 +270,7 @@ def test_a_wait_that_the_plan_expects_is_marked_planned(sites):
     runtime = CountingRuntime()
     runtime.planned_wait = PlannedWait(0.125, sites)
     with loop_of(runtime) as loop:
-        loop.run(0, 0, 0)
+        loop.run(lambda: StartPoint(0, 0, 0))
     step = loop.writer.lines[2][1]
     assert step["seconds/planned_waiting"] == 0.125
     planned = {name: value for name, value in step.items() if name.startswith("link/")}
@@ -272,7 +287,7 @@ def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
         "north": LinkTraffic(4_000_000, 2_000_000, 1, {"bucket": 1.5}),
     }
     with loop_of(runtime) as loop:
-        loop.run(0, 0, 0)
+        loop.run(lambda: StartPoint(0, 0, 0))
     step = loop.writer.lines[2][1]
     assert step["link/west/sent_bytes"] == 4_000_000
     assert step["link/west/sent_bytes_per_second"] == 4_000_000 / step["seconds"]
@@ -299,7 +314,7 @@ def test_sites_tell_each_other_their_figures_in_every_step():
     content = json.dumps({"step": 3, "loss": 4.5, "seconds": 2.0, "other": 1})
     runtime.heard = {"west": ToldFigures(content.encode(), time.monotonic() - 7)}
     with loop_of(runtime) as loop:
-        loop.run(0, 0, 0)
+        loop.run(lambda: StartPoint(0, 0, 0))
     assert [each["step"] for each in runtime.told] == list(range(1, STEPS + 1))
     assert runtime.told[2]["wait_seconds"] == 0.75
     assert runtime.told[2]["loss"] == pytest.approx(4.7)
@@ -331,7 +346,7 @@ def test_figures_that_are_none_are_left_out(content):
 def test_a_resumed_run_takes_the_batches_that_follow_without_a_validation_first():
     runtime = CountingRuntime()
     with loop_of(runtime) as loop:
-        assert loop.run(7, 7, 50) == STEPS
+        assert loop.run(lambda: StartPoint(7, 7, 50)) == STEPS
     assert runtime.batches == [50, 58, 66]
     assert loop.checkpointer.saved[STEPS]["consumed_sequences"] == 74
     assert set(runtime.evaluated) == {8, 10}
@@ -340,7 +355,7 @@ def test_a_resumed_run_takes_the_batches_that_follow_without_a_validation_first(
 def test_intervals_say_when_to_validate_and_to_save():
     runtime = CountingRuntime()
     with loop_of(runtime, Checkpoints(every=3)) as loop:
-        loop.run(0, 0, 0)
+        loop.run(lambda: StartPoint(0, 0, 0))
     assert sorted(loop.checkpointer.saved) == [3, 6, 9, 10]
     assert loop.checkpointer.saved[3] == {"data": "of this run", "consumed_sequences": 3 * BATCH}
     assert sorted(set(runtime.evaluated)) == [0, 4, 8, 10]
@@ -348,7 +363,7 @@ def test_intervals_say_when_to_validate_and_to_save():
 
 def test_validation_is_the_mean_over_the_targets_of_all_batches():
     with loop_of(CountingRuntime()) as loop:
-        loop.run(0, 0, 0)
+        loop.run(lambda: StartPoint(0, 0, 0))
     assert loop.validation["near"] == [(step, 2.0) for step in (0, 4, 8, 10)]
     assert (4, {"validation/far": 2.0}) in loop.writer.lines
 
@@ -357,7 +372,7 @@ def test_a_save_that_is_due_by_time_follows_the_step_that_asked():
     runtime = CountingRuntime()
     with loop_of(runtime, Checkpoints(every=100)) as loop:
         runtime.during[5] = lambda: setattr(loop.checkpointer, "asked", True)
-        loop.run(0, 0, 0)
+        loop.run(lambda: StartPoint(0, 0, 0))
     # The step after asks; its answer is read when another one is in flight.
     assert sorted(loop.checkpointer.saved) == [7, 10]
 
@@ -372,7 +387,7 @@ def test_the_last_state_is_saved_again_until_it_is_saved():
             self.saved[step] = self.saved.get(step, 0) + 1
 
     with loop_of(CountingRuntime(), Full(every=100)) as loop:
-        loop.run(0, 0, 0)
+        loop.run(lambda: StartPoint(0, 0, 0))
     assert loop.checkpointer.saved == {STEPS: 3}
 
 
@@ -381,7 +396,7 @@ def test_a_signal_stops_the_run_and_saves_it(number, code):
     runtime = CountingRuntime()
     runtime.during[5] = lambda: os.kill(os.getpid(), number)
     with loop_of(runtime, Checkpoints(every=100)) as loop:
-        done = loop.run(0, 0, 0)
+        done = loop.run(lambda: StartPoint(0, 0, 0))
     assert 6 <= done < STEPS
     assert sorted(loop.checkpointer.saved) == [done]
     assert loop.stopped_early
@@ -392,7 +407,7 @@ def test_skipped_steps_in_a_row_end_the_run():
     runtime = CountingRuntime()
     runtime.skipped_from = 4
     with loop_of(runtime) as loop, pytest.raises(RunError, match="not finite for 3 steps in a row"):
-        loop.run(0, 0, 0)
+        loop.run(lambda: StartPoint(0, 0, 0))
     assert "step 4: the loss or the gradient is not finite; the step is skipped" in (
         loop.text.getvalue()
     )
@@ -402,7 +417,7 @@ def test_skipped_steps_do_not_end_the_run_while_the_loss_scale_can_fall():
     runtime = CountingRuntime()
     runtime.skipped_from, runtime.loss_scale = 4, 8.0
     with loop_of(runtime, precision="fp16") as loop:
-        assert loop.run(0, 0, 0) == STEPS
+        assert loop.run(lambda: StartPoint(0, 0, 0)) == STEPS
     assert "at a loss scale of 2^3" in loop.text.getvalue()
 
 
@@ -451,7 +466,7 @@ def test_hooks_wait_for_no_device(monkeypatch, tmp_path, has_hooks):
                 ledger=GoodputLedger(tmp_path, write_at_once, began=time.time(), step=0),
                 events=EventLog(tmp_path, write_at_once),
             )
-        loop.run(0, 0, 0)
+        loop.run(lambda: StartPoint(0, 0, 0))
     steps = [values for values in read if isinstance(values, dict)]
     validated = [values for values in read if not isinstance(values, dict)]
     assert (len(steps), len(validated)) == (STEPS, len(runtime.evaluated))
