@@ -75,7 +75,7 @@ def small_config(folder: Path, hours: float, processes_per_site: int) -> Path:
         "steps": steps,
         "simulate_devices": 1,
         "mesh": {"dc": len(SITES), "data": processes_per_site},
-        "batch": {"global_batch_size": 48, "sequence_length": 32, "microbatches": 4},
+        "batch": {"global_batch_size": 72, "sequence_length": 32, "microbatches": 6},
         "evaluation": {"interval": 2 * steps, "sequences": 12},
         "checkpoint": {"interval": 50, "keep": 3},
     }

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _GROUPS = Path("/sys/fs/cgroup")
-_PERIOD = 100_000
-"""Microseconds of a period of a quota."""
+_PERIOD = 40_000
+"""Microseconds of a period of a quota: a site that has used it up stands still for the rest."""
 
 
 @contextlib.contextmanager

@@ -115,7 +115,9 @@ class Walk:
     ) -> tuple[Any, Any]:
         """Run one step; its last programs may still run when this returns.
 
-        An error before `summed` has returned leaves the state as it is.
+        An error before `summed` has returned leaves the state as it is. If the next step begins
+        with this state too, it is the same one, and takes the gradients of shares that this one has
+        come to.
 
         Args:
             state: the site's `TrainState`; donated by the last program.
@@ -131,8 +133,8 @@ class Walk:
         Raises:
             RunError: another site is lost.
         """
+        step = _Step(self, state, signals, inputs, summed, self._reduced_before(state))
         self._abandoned = None
-        step = _Step(self, state, signals, inputs, summed)
         try:
             made = step.run() if record is None else step.run_recorded(record)
         except RunError:
@@ -151,6 +153,19 @@ class Walk:
         step, self._abandoned = self._abandoned, None
         assert step is not None, "a step was abandoned"
         return self._done(step, step.apply(sums))
+
+    def _reduced_before(self, state: Any) -> dict[tuple[int, int], Reduced]:
+        """Return the gradients that a step of this state has come to before it was abandoned.
+
+        They are by share and chunk, of the shares that this site still computes, if they are whole.
+        """
+        if self._abandoned is None:
+            return {}
+        reduced, chunks = self._abandoned.reduced_of(state), self.programs.part.chunks
+        whole = [
+            share for share in self.shares if all((share, chunk) in reduced for chunk in chunks)
+        ]
+        return {(share, chunk): reduced[share, chunk] for share in whole for chunk in chunks}
 
     def _done(self, step: "_Step", made: tuple[Any, Any]) -> tuple[Any, Any]:
         self.steps += 1
@@ -331,11 +346,12 @@ class _Step(_Pass):
         signals: jax.Array,
         inputs: Sequence[StepInputs],
         summed: Callable[[StepSums], None],
+        reduced_before: Mapping[tuple[int, int], Reduced],
     ):
         weights = state.parameters, state.amax_history
         super().__init__(walk, walk.actions, walk.windows, weights, inputs)
         self._state, self._signals, self._shares = state, signals, walk.shares
-        self._summed = summed
+        self._summed, self._reduced_before = summed, reduced_before
         assert len(inputs) == len(self._shares), "a batch for each share"
         self._is_split = any(
             isinstance(each, Action) and each.kind is Kind.WEIGHT for each in walk.actions
@@ -355,11 +371,21 @@ class _Step(_Pass):
 
     def _begin_share(self, number: int) -> None:
         """Begin the sums of a share of the batch, by its number among the site's."""
+        if self._is_reduced(self._shares[number]):
+            return
         is_only = self._microbatches == 1  # a backward, which makes the sums itself
         for chunk, own in self._weights.items():
             self._sums[chunk] = (
                 None if is_only else self._programs.start[chunk](own, self._inputs[number])
             )
+
+    def _is_reduced(self, share: int) -> bool:
+        """Return True if the gradients of a share are those of the step that was abandoned."""
+        return any(of == share for of, _ in self._reduced_before)
+
+    def reduced_of(self, state: Any) -> Mapping[tuple[int, int], Reduced]:
+        """Return the gradients so far, by share and chunk, if the step begins with this state."""
+        return self._reduced if state is self._state else {}
 
     def run(self) -> tuple[Any, Any]:
         for action in self._actions:
@@ -380,6 +406,10 @@ class _Step(_Pass):
 
     def _do(self, action: SiteAction) -> None:
         match action:
+            case Action(_, microbatch, _) if self._is_reduced(
+                self._shares[microbatch // self._microbatches]
+            ):
+                pass
             case Action(Kind.FORWARD):
                 self._forward(action)
             case Action(Kind.BACKWARD):
@@ -444,6 +474,9 @@ class _Step(_Pass):
             return programs.divide(self._scalars)
         if share == self._shares[-1]:
             del self._weights[bucket]  # the chunk has run for the last time
+        if self._is_reduced(share):
+            reduced = self._reduced[share, bucket] = self._reduced_before[share, bucket]
+            return reduced.messages
         sums = self._sums.pop(bucket)
         assert sums is not None, "a chunk runs backwards before it is reduced"
         if part.is_last(bucket):

@@ -1,7 +1,11 @@
 """Sites that go on without one that is lost, at any point of a step, with the same bits."""
 
+from collections import Counter
+
 import pytest
 from support.mortal_islands import NAMES, Death, assert_same
+
+from geojax.islands import walk
 
 STEPS = 3
 QUICK = (0, 4, 8, 12)
@@ -69,3 +73,19 @@ def test_a_site_of_two_processes_decides_as_one(process, operation, islands, und
     run.assert_processes_agree()
     for other in run.states:
         assert sum("site mid is lost (" in line for line in run.lines[other]) == 1
+
+
+def test_a_survivor_computes_again_only_what_is_lost(islands, undisturbed, tmp_path, monkeypatch):
+    passes = Counter()
+    forward = walk._Step._forward
+
+    def counted(step, action):
+        share = step._shares[action.microbatch // step._microbatches]
+        passes[step._transport.site, step._place.step, share] += 1
+        forward(step, action)
+
+    monkeypatch.setattr(walk._Step, "_forward", counted)
+    run = islands.train(tmp_path, STEPS, [Death(2, 2, 0)])
+    assert_same(run, undisturbed)
+    assert all(passes[site, 2, site] == passes[site, 1, site] > 0 for site in run.states)
+    assert passes[0, 2, 2] + passes[1, 2, 2] == passes[2, 1, 2]
