@@ -71,7 +71,7 @@ where sites go on without a lost one."""
 
 
 class StartPoint(NamedTuple, Generic[State]):
-    """Where a run goes on: a state, and how far training has come with it."""
+    """State that a run goes on from, and how far training has come with it."""
 
     state: State
     step: int
