@@ -133,8 +133,8 @@ class Walk:
         Raises:
             RunError: another site is lost.
         """
-        step = _Step(self, state, signals, inputs, summed, self._reduced_before(state))
-        self._abandoned = None
+        reduced, self._abandoned = self._reduced_before(state), None
+        step = _Step(self, state, signals, inputs, summed, reduced)
         try:
             made = step.run() if record is None else step.run_recorded(record)
         except RunError:
@@ -346,12 +346,16 @@ class _Step(_Pass):
         signals: jax.Array,
         inputs: Sequence[StepInputs],
         summed: Callable[[StepSums], None],
-        reduced_before: Mapping[tuple[int, int], Reduced],
+        reduced: dict[tuple[int, int], Reduced],
     ):
         weights = state.parameters, state.amax_history
         super().__init__(walk, walk.actions, walk.windows, weights, inputs)
         self._state, self._signals, self._shares = state, signals, walk.shares
-        self._summed, self._reduced_before = summed, reduced_before
+        self._summed = summed
+        self._reduced = reduced
+        """A chunk's sums over the site, by share and chunk."""
+        self._reduced_before = frozenset(share for share, _ in reduced)
+        """The shares whose sums are those of the step that was abandoned."""
         assert len(inputs) == len(self._shares), "a batch for each share"
         self._is_split = any(
             isinstance(each, Action) and each.kind is Kind.WEIGHT for each in walk.actions
@@ -361,8 +365,6 @@ class _Step(_Pass):
         self._begin_share(0)
         self._newest = self._sums, self._newest
         self._table_of_head: Any = {}
-        self._reduced: dict[tuple[int, int], Reduced] = {}
-        """A chunk's sums over the site, by share and chunk."""
         self._offered: dict[tuple[Bucket, SumPart], Any] = {}
         self._totals: dict[int, Any] = {}
         self._scalars: StepScalars
@@ -371,17 +373,13 @@ class _Step(_Pass):
 
     def _begin_share(self, number: int) -> None:
         """Begin the sums of a share of the batch, by its number among the site's."""
-        if self._is_reduced(self._shares[number]):
+        if self._shares[number] in self._reduced_before:
             return
         is_only = self._microbatches == 1  # a backward, which makes the sums itself
         for chunk, own in self._weights.items():
             self._sums[chunk] = (
                 None if is_only else self._programs.start[chunk](own, self._inputs[number])
             )
-
-    def _is_reduced(self, share: int) -> bool:
-        """Return True if the gradients of a share are those of the step that was abandoned."""
-        return any(of == share for of, _ in self._reduced_before)
 
     def reduced_of(self, state: Any) -> Mapping[tuple[int, int], Reduced]:
         """Return the gradients so far, by share and chunk, if the step begins with this state."""
@@ -406,9 +404,7 @@ class _Step(_Pass):
 
     def _do(self, action: SiteAction) -> None:
         match action:
-            case Action(_, microbatch, _) if self._is_reduced(
-                self._shares[microbatch // self._microbatches]
-            ):
+            case Action() if self._share_of(action) in self._reduced_before:
                 pass
             case Action(Kind.FORWARD):
                 self._forward(action)
@@ -430,6 +426,9 @@ class _Step(_Pass):
                 sums = StepSums(self._chunk_totals, self._scalars)
                 self._summed(sums)
                 self.apply(sums)
+
+    def _share_of(self, action: Action) -> int:
+        return self._shares[action.microbatch // self._microbatches]
 
     def _forward(self, action: Action) -> None:
         _, microbatch, chunk = action
@@ -474,9 +473,8 @@ class _Step(_Pass):
             return programs.divide(self._scalars)
         if share == self._shares[-1]:
             del self._weights[bucket]  # the chunk has run for the last time
-        if self._is_reduced(share):
-            reduced = self._reduced[share, bucket] = self._reduced_before[share, bucket]
-            return reduced.messages
+        if share in self._reduced_before:
+            return self._reduced[share, bucket].messages
         sums = self._sums.pop(bucket)
         assert sums is not None, "a chunk runs backwards before it is reduced"
         if part.is_last(bucket):

@@ -419,13 +419,12 @@ class Trainer:
     def _take_part(self) -> StartPoint[Any]:
         """Catch up with a run that goes on without this site, if it returns; return the start."""
         if self._running is not None:
-            self._catch_up()
+            running, self._running = self._running, None
+            self._catch_up(running)
         return StartPoint(self.state, self.step_number, self.consumed_sequences)
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, running: RunningFacts) -> None:
         """Do the steps that the other sites have done since their state was taken."""
-        assert self._running is not None, "this site returns"
-        running, self._running = self._running, None
         run = self.runtime
         assert isinstance(run, IslandRun), "islands go on"
         assert self.membership is not None, "islands go on"

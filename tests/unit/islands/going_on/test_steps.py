@@ -80,8 +80,7 @@ def test_a_survivor_computes_again_only_what_is_lost(islands, undisturbed, tmp_p
     forward = walk._Step._forward
 
     def counted(step, action):
-        share = step._shares[action.microbatch // step._microbatches]
-        passes[step._transport.site, step._place.step, share] += 1
+        passes[step._transport.site, step._place.step, step._share_of(action)] += 1
         forward(step, action)
 
     monkeypatch.setattr(walk._Step, "_forward", counted)
