@@ -6,6 +6,7 @@ accepted its input.
 """
 
 import importlib
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 ENDS = (
@@ -77,9 +78,9 @@ def _read_weights(run: Any, weights: Any = None) -> NoReturn:
     raise Accepted
 
 
-def _read_batches(loop: Any, state: object, start: object, consumed_sequences: int) -> NoReturn:
+def _read_batches(loop: Any, begin: Callable[[], Any]) -> NoReturn:
     """Read the first batch of a run that goes on."""
-    next(loop.loader.iterate(consumed_sequences))
+    next(loop.loader.iterate(begin().consumed_sequences))
     raise Accepted
 
 
