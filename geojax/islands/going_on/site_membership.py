@@ -5,7 +5,8 @@
 
 What is decided comes to all processes of a site in the same order, whatever each of them sees. A
 step that begins again is run to its sums first, with zeros for what has not come: devices wait for
-each other in the programs of a site, so that all its processes have to run the same ones.
+each other in the programs of a site, so that all its processes have to run the same ones. A process
+that hears of a step only when it begins again runs it too: another one may have begun it.
 """
 
 import abc
@@ -103,7 +104,10 @@ class SiteMembership(abc.ABC):
         self._has_begun = self._takes_part = False
         self._like: StepSums
         self._like_state: TrainState
+        self._to_begin: deque[ComputeSums] = deque()
+        """Steps that this process has not begun, in the order in which they were decided."""
         self._computing: ComputeSums | None = None
+        """The newest step, unless it is applied or does not count any more."""
         self._at_work: ComputeSums | None = None
         self._ready: tuple[ComputeSums, StepSums] | None = None
         """A step of which all sums have come to this process, and which is not applied yet."""
@@ -188,13 +192,16 @@ class SiteMembership(abc.ABC):
         """
         while True:
             self.poll()
-            if (handed := self._handed_over.get(step)) is not None:
+            if self._to_begin and self._to_begin[0].step == step:
+                work = self._to_begin.popleft()
+                if work is self._computing or self._channel.others:
+                    self._go_by(work.record)
+                    return work
+            elif (handed := self._handed_over.get(step)) is not None:
                 self._go_by(handed.record)
                 return handed.work
-            if self._computing is not None and self._computing.step == step:
-                self._go_by(self._computing.record)
-                return self._computing
-            time.sleep(POLL_SECONDS)
+            else:
+                time.sleep(POLL_SECONDS)
 
     def _go_by(self, record: MembershipRecord) -> None:
         self.record, self.taking_part = record, frozenset(record.members)
@@ -281,6 +288,7 @@ class SiteMembership(abc.ABC):
         """Do what all processes of the site do."""
         match decision:
             case ComputeSums():
+                self._to_begin.append(decision)
                 self._computing = decision
             case ApplySums(source=None) if not self._returns:
                 assert self._ready is not None, "all processes have the sums of all members"
