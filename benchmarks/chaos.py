@@ -64,7 +64,7 @@ CALM_SECONDS = 60.0
 """Time without faults at the beginning."""
 TOLERANCE = 1e-6
 """Largest relative distance of a loss from the undisturbed one."""
-STEPS_A_SECOND = 6
+STEPS_A_SECOND = 3
 """More than half a core does."""
 
 
@@ -75,7 +75,7 @@ def small_config(folder: Path, hours: float, processes_per_site: int) -> Path:
         "steps": steps,
         "simulate_devices": 1,
         "mesh": {"dc": len(SITES), "data": processes_per_site},
-        "batch": {"global_batch_size": 72, "sequence_length": 32, "microbatches": 6},
+        "batch": {"global_batch_size": 144, "sequence_length": 32, "microbatches": 12},
         "evaluation": {"interval": 2 * steps, "sequences": 12},
         "checkpoint": {"interval": 50, "keep": 3},
     }

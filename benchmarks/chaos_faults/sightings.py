@@ -22,6 +22,11 @@ class StepSeen(NamedTuple):
     site: int
     step: int
     loss: float | None
+    seconds: float
+    """Time from the end of the step before to the end of this one, as the site measures it.
+
+    The line comes when the site has computed the next step too.
+    """
 
 
 class EventSeen(NamedTuple):
@@ -94,13 +99,13 @@ class Sightings:
                     self.events.append(EventSeen(*values, str(line["kind"]), str(line["text"])))
 
     def _take(self, now: float, site: int, line: dict[str, Any], is_new: bool) -> None:
-        step, loss = line.get("step"), line.get("loss")
-        if not isinstance(step, int) or "loss" not in line:
+        step, loss, seconds = (line.get(name) for name in ("step", "loss", "seconds"))
+        if not isinstance(step, int) or "loss" not in line or not isinstance(seconds, float):
             return
         if is_new and step in self._known[site]:
             return  # a restart keeps it
         self._known[site].add(step)
-        self.steps.append(StepSeen(now, site, step, loss))
+        self.steps.append(StepSeen(now, site, step, loss, seconds))
         if loss is not None and self.losses.setdefault(step, loss) != loss:
             text = f"step {step}: {loss!r} at site {site}, {self.losses[step]!r} before"
             self.conflicts.append(text)

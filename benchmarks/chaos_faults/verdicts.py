@@ -80,8 +80,8 @@ class Verdict(NamedTuple):
 
 
 def longest_gap(steps: Sequence[StepSeen], save_interval: int) -> float:
-    """Return the longest time between two steps of a site beside saves, in medians."""
-    gaps = [later - earlier for earlier, later in _pairs(steps, save_interval)]
+    """Return the longest time between the ends of two steps of a site beside saves, in medians."""
+    gaps = _intervals(steps, save_interval)
     return max(gaps) / statistics.median(gaps) if gaps else 0.0
 
 
@@ -132,14 +132,10 @@ def _steps_done_again(steps: Sequence[StepSeen]) -> int:
 
 def _of_nobody(seen: Seen, survivors: Sequence[int], lost_steps: int, misses: list[str]) -> Verdict:
     intervals = [
-        later - earlier
-        for site in survivors
-        for earlier, later in _pairs(seen.steps[site], before=seen.began)
+        seconds for site in survivors for seconds in _intervals(seen.steps[site], before=seen.began)
     ]
     gaps = [
-        later - earlier
-        for site in survivors
-        for earlier, later in _pairs(seen.steps[site], since=seen.began)
+        seconds for site in survivors for seconds in _intervals(seen.steps[site], since=seen.began)
     ]
     median = statistics.median(intervals) if intervals else None
     longest = max(gaps, default=None)
@@ -194,10 +190,10 @@ def _of_lost(
     }
     back = _back_at(seen, lost, max(event.step for event in told))
     intervals = [
-        later - earlier
+        seconds
         for site, one in first.items()
         if one is not None
-        for earlier, later in _pairs(
+        for seconds in _intervals(
             seen.steps[site], seen.save_interval, one.time, back or seen.until
         )
     ]
@@ -240,19 +236,20 @@ def _back_at(seen: Seen, lost: tuple[int, ...], step: int) -> float | None:
     return max(times)
 
 
-def _pairs(
+def _intervals(
     steps: Sequence[StepSeen],
     save_interval: int | None = None,
     since: float = 0.0,
     before: float = float("inf"),
-) -> list[tuple[float, float]]:
-    """Return the times of each two steps in a row in a span, the first one after its beginning.
+) -> list[float]:
+    """Return the seconds between the ends of each two steps in a row whose lines came in a span.
 
-    Those beside a save are left out if its interval is given. A site whose disk is full writes down
-    none of its steps, so that two lines may be many steps apart.
+    The first line may have come before it. Those beside a save are left out if its interval is
+    given. A site whose disk is full writes down none of its steps, so that two lines may be many
+    steps apart.
     """
     return [
-        (earlier.time, later.time)
+        later.seconds
         for earlier, later in itertools.pairwise(steps)
         if later.time > since and earlier.time < before and later.step == earlier.step + 1
         if save_interval is None or (later.step - 1) % save_interval >= STEPS_OF_SAVE

@@ -53,7 +53,9 @@ def test_a_growing_file_gives_whole_lines_once_and_tells_when_it_is_new(chaos, t
 
 def test_steps_that_a_restart_keeps_were_seen_before_and_others_are_done_again(chaos, tmp_path):
     def write(*steps):
-        lines = [json.dumps({"step": step, "loss": 10.0 - step}) + "\n" for step in steps]
+        lines = [
+            json.dumps({"step": step, "loss": 10.0 - step, "seconds": 1.0}) + "\n" for step in steps
+        ]
         (tmp_path / "metrics.partial").write_text("".join(lines))
         (tmp_path / "metrics.partial").replace(tmp_path / "metrics.jsonl")
 
@@ -64,7 +66,7 @@ def test_steps_that_a_restart_keeps_were_seen_before_and_others_are_done_again(c
     sightings.look()
     assert [seen.step for seen in sightings.steps] == [1, 2, 3]
     with (tmp_path / "metrics.jsonl").open("a") as appended:
-        appended.write(json.dumps({"step": 3, "loss": 1.5}) + "\n")
+        appended.write(json.dumps({"step": 3, "loss": 1.5, "seconds": 1.0}) + "\n")
     sightings.look()
     assert [seen.step for seen in sightings.steps] == [1, 2, 3, 3]
     assert sightings.conflicts == ["step 3: 1.5 at site 0, 7.0 before"]
@@ -74,7 +76,13 @@ def steps_of(chaos, site, first, last, start, *, hole=(), late=(1000, 0.0)):
     """Steps a second apart, of which some are missing, or come later by so many seconds."""
     seen, (from_step, seconds) = chaos("sightings").StepSeen, late
     return [
-        seen(start + step - first + seconds * (step >= from_step), site, step, 1.0)
+        seen(
+            start + step - first + seconds * (step >= from_step),
+            site,
+            step,
+            1.0,
+            1.0 + seconds * (step == from_step),
+        )
         for step in range(first, last + 1)
         if step not in hole
     ]
