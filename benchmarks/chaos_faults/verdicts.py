@@ -189,12 +189,18 @@ def _of_lost(
         for site in survivors
     }
     back = _back_at(seen, lost, max(event.step for event in told))
+    # The step that is under way when a site is lost is longer: the next step is bounded apart.
+    interrupted = {
+        site: max((event.step for event in told if event.site == site), default=0)
+        for site in survivors
+    }
     intervals = [
         seconds
-        for site, one in first.items()
-        if one is not None
+        for site in survivors
         for seconds in _intervals(
-            seen.steps[site], seen.save_interval, one.time, back or seen.until
+            [one for one in seen.steps[site] if one.step >= interrupted[site]],
+            seen.save_interval,
+            before=back or seen.until,
         )
     ]
     median = statistics.median(intervals) if intervals else None

@@ -61,7 +61,7 @@ def bytes_over_link(program: CompiledRun) -> float:
     """What a step sends, both directions together."""
     ticks = program.plan.tick_program
     if ticks is None:
-        sent = program.sent_bytes
+        sent = program.links.sent_bytes
         return 0.0 if sent is None else 2 * sent
     # Each pair of a permute is one message; an idle stage's is sent too.
     stream = 4 * (ROWS // MICROBATCHES) * SEQUENCE * MODEL["hidden_size"]

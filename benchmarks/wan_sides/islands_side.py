@@ -130,7 +130,7 @@ class Worker:
             seconds, departures = self._watched_step()
             told = {"step_seconds": seconds, "departures": departures}
         self.state = self.run.initial_state()
-        sent = self.run.sent_bytes
+        sent = self.run.links.sent_bytes
         assert sent is not None, "sites exchange messages"
         # The other site sends as much: the same buckets, or a cotangent for every stream.
         return {"formula_bytes": 2 * sent, "versions": {"jax": jax.__version__}} | told

@@ -88,7 +88,7 @@ def steps_of(chaos, site, first, last, start, *, hole=(), late=(1000, 0.0)):
     ]
 
 
-def lost_at(chaos, time, site, name, step=5):
+def lost_at(chaos, time, site, name, step=6):
     text = f"site {name} is lost (it refuses connections); the run goes on"
     return chaos("sightings").EventSeen(time, site, step, "lost", text)
 
