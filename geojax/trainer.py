@@ -23,10 +23,10 @@ from geojax.runtime.advice.link_advice import advice_of_process
 from geojax.settings import validate
 from geojax.train import trainer
 from geojax.train.agreed_step import keep
+from geojax.train.opened_run import own_directory
 from geojax.train.run_step import step_of_run
 from geojax.train.services import Log, Services
 from geojax.train.start import start
-from geojax.train.trainer import own_directory
 
 SERVICES = Services(
     resolve,

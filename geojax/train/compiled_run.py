@@ -10,8 +10,6 @@ import jax
 import numpy as np
 
 from geojax.config.run_config import RunConfig
-from geojax.islands.traffic import LinkTraffic
-from geojax.mesh import site_names
 from geojax.models import ModelConfig, parameter_count, parameter_kinds
 from geojax.models.attention import chosen_implementation
 from geojax.models.frozen import unmarked
@@ -19,7 +17,6 @@ from geojax.models.lora import merge_adapters
 from geojax.optim import learning_rate_schedule, make_optimizer
 from geojax.quantities import quantity
 from geojax.runtime import flags_in_force
-from geojax.runtime.liveness.heartbeat import read_heartbeats
 from geojax.runtime.platform import platform_of
 from geojax.sharding import bytes_per_device
 from geojax.step.batches import global_batch, global_signals, sequences_of_process
@@ -28,12 +25,9 @@ from geojax.step.plan import StepPlan
 from geojax.step.program import batch_shape, trace_evaluation, trace_step
 from geojax.step.resolved import Step
 from geojax.step.state import TrainState, initial_state, state_layouts, with_own_sites
-from geojax.topology import Topology
-from geojax.train.link_figures import PlannedWait
-from geojax.train.links.agreement import LinksOfOneProgram
+from geojax.train.links.program_links import ProgramLinks
 from geojax.train.runtime import Batch, OtherBatches
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
-from geojax.transport import MeasuredLink, ToldFigures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +86,11 @@ class CompiledRun:
             evaluation_program=evaluation,
         )
 
+    @functools.cached_property
+    def links(self) -> ProgramLinks:
+        """The links between the sites."""
+        return ProgramLinks(self.config, self.resolved.of_batch(self.sequences), self.plan.mesh)
+
     @property
     def parts(self) -> tuple[TrainState, ...]:
         """Nothing: all sites save one state."""
@@ -127,51 +126,6 @@ class CompiledRun:
         next_state, metrics = self.step_program(state, on_mesh, signals, seed)
         return next_state, metrics
 
-    def link_traffic(self) -> Mapping[str, LinkTraffic]:
-        """Return nothing: the program moves the messages itself."""
-        return {}
-
-    def exchange_figures(self, figures: bytes) -> Mapping[str, ToldFigures]:
-        """Tell nobody: all sites have the same program."""
-        return {}
-
-    @functools.cached_property
-    def planned_wait(self) -> PlannedWait | None:
-        """Wait for other sites that the plan expects of a step; None: there is none."""
-        figure = self.resolved.of_batch(self.sequences).wait_seconds
-        _, *others = site_names(self.plan.mesh, self.config.load_topology())
-        return PlannedWait(figure.value, others) if others and figure is not None else None
-
-    def measured_links(self) -> Mapping[str, MeasuredLink]:
-        """Return the least round trip of the heartbeats of each other site, on the first process.
-
-        A process sends every two seconds, and tells the least of its last eight.
-        """
-        if jax.process_index() != 0:
-            return {}
-        topology = self.config.load_topology()
-        trips = {process: beat.round_trip_seconds for process, beat in read_heartbeats().items()}
-        of_sites = {
-            site: [
-                trips[device.process_index]
-                for device in devices.flat
-                if math.isfinite(trips.get(device.process_index, math.nan))
-            ]
-            for site, devices in zip(
-                site_names(self.plan.mesh, topology), self.plan.mesh.devices, strict=True
-            )
-        }
-        _, *others = of_sites
-        return {site: MeasuredLink(min(of_sites[site], default=None)) for site in others}
-
-    def link_agreement(self, topology: Topology) -> LinksOfOneProgram:
-        """Return the agreement on links that have changed, which all devices time together.
-
-        Raises:
-            UserError: the topology does not describe a link.
-        """
-        return LinksOfOneProgram(self.plan.mesh, site_names(self.plan.mesh, topology), topology)
-
     def replanned(self, step: Step) -> Self | None:
         """Compile another step of the same run and mesh; None: its program is this one's."""
         plan = step_plan(self.config, step, self.plan.mesh)
@@ -190,10 +144,6 @@ class CompiledRun:
     def adopt(self, state: TrainState) -> TrainState:
         """Return the state of a run that this one was planned anew from."""
         return with_own_sites(state, self.layouts, self.plan)
-
-    def link_lines(self) -> list[str]:
-        """Return what the log says of the messages between sites."""
-        return list(self.resolved.notes)
 
     def evaluate(
         self, state: TrainState, batch: Batch, others: OtherBatches | None = None
@@ -232,12 +182,6 @@ class CompiledRun:
         return ungathered_reason(self.config.model, self.layouts, self.plan)
 
     @property
-    def sent_bytes(self) -> float | None:
-        """Bytes that the devices of a site send to other sites in a step; None with one site."""
-        sent = self.resolved.of_batch(self.sequences).bytes_between_sites
-        return None if sent is None else sent.value
-
-    @property
     def fp8_programs(self) -> list[jax.stages.Compiled]:
         """The program whose products XLA is to make in FP8; none on another backend."""
         return [self.step_program] if self.plan.fp8_backend == "xla" else []
@@ -265,12 +209,13 @@ class CompiledRun:
             reasons.insert(0, attention.reason)
         if self.plan.policy.recipe is not None:
             reasons.insert(-1, fp8_backend_of(self.config, mesh).reason)
-        sent = [] if self.sent_bytes is None else [quantity(self.sent_bytes, "B")]
+        sent_bytes = self.links.sent_bytes
+        sent = [] if sent_bytes is None else [quantity(sent_bytes, "B")]
         return [
             f"{parameters}; {state_bytes} of state per device",
             "; ".join(reasons),
             *(f"a step of a site: predicted {each} over dc" for each in sent),
-            *self.link_lines(),
+            *self.links.lines(),
         ]
 
 

@@ -18,11 +18,13 @@ from geojax.paths import shown_path
 from geojax.quantities import quantity
 from geojax.train.agreed_step import keep
 from geojax.train.islands.running import facts_of_running
+from geojax.train.opened_run import own_directory
 from geojax.train.report import Progress, summary_table
+from geojax.train.run_origin import nothing_to_train
 from geojax.train.run_step import step_of_run
 from geojax.train.services import Services
 from geojax.train.start import Started, start
-from geojax.train.trainer import Summary, Trainer, nothing_to_train, own_directory
+from geojax.train.trainer import Summary, Trainer
 from geojax.train.writing.console import run_console
 
 
@@ -177,7 +179,7 @@ def _show_result(
                 **_validation_entries(summary),
                 "steps skipped": summary.skipped,
                 "step compiled": "once" if count == 1 else f"{count} times",
-                **_cross_site(trainer.runtime.sent_bytes),
+                **_cross_site(trainer.runtime.links.sent_bytes),
                 **{f"link to {site}": totals for site, totals in summary.links.items()},
                 "loss curve": shown_path(directory.loss_curve),
                 "metrics": _metrics(trainer),

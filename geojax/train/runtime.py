@@ -7,14 +7,10 @@ import jax
 import numpy as np
 
 from geojax.config.run_config import RunConfig
-from geojax.islands.traffic import LinkTraffic
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
 from geojax.step.state import TrainState
-from geojax.topology import Topology
-from geojax.train.link_figures import PlannedWait
-from geojax.train.links.agreement import LinkAgreement
-from geojax.transport import MeasuredLink, ToldFigures
+from geojax.train.links.run_links import RunLinks
 
 State = TypeVar("State")
 
@@ -70,13 +66,8 @@ class Runtime(Protocol[State]):
         ...
 
     @property
-    def sent_bytes(self) -> float | None:
-        """Bytes that the devices of a site send to other sites in a step; None with one site."""
-        ...
-
-    @property
-    def planned_wait(self) -> PlannedWait | None:
-        """Wait for other sites that the plan expects of a step; None: islands measure theirs."""
+    def links(self) -> RunLinks:
+        """The links between the sites."""
         ...
 
     @property
@@ -138,35 +129,6 @@ class Runtime(Protocol[State]):
         """
         ...
 
-    def link_traffic(self) -> Mapping[str, LinkTraffic]:
-        """Return the traffic of the last step with each other site, by name.
-
-        Nothing in one program over all sites, whose messages the host does not see.
-        """
-        ...
-
-    def measured_links(self) -> Mapping[str, MeasuredLink]:
-        """Return what was measured of the link to each other site since the last call, by name.
-
-        In one program over all sites the first process knows the round trips of the heartbeats.
-        """
-        ...
-
-    def exchange_figures(self, figures: bytes) -> Mapping[str, ToldFigures]:
-        """Tell the other sites figures; return the newest that each of them has told, by name.
-
-        Nothing is told in one program over all sites.
-        """
-        ...
-
-    def link_agreement(self, topology: Topology) -> LinkAgreement:
-        """Return the way in which all processes agree on links that have changed.
-
-        Raises:
-            UserError: the topology does not describe a link.
-        """
-        ...
-
     def replanned(self, step: Step) -> Self | None:
         """Compile another step of the same run and mesh; None: its program is this one's."""
         ...
@@ -177,10 +139,6 @@ class Runtime(Protocol[State]):
 
     def adopt(self, state: State) -> State:
         """Return the state of a runtime that this one was planned anew from."""
-        ...
-
-    def link_lines(self) -> list[str]:
-        """Return what the log says of the messages between sites."""
         ...
 
     def whole_weights(self, state: State) -> Any:

@@ -6,42 +6,21 @@ import functools
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 import jax
-from jax.sharding import Mesh
 
 from geojax import runtime
-from geojax.checkpoint import RunDirectory
-from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, fingerprint, refuse_other_base
-from geojax.checkpoint.reading.compatibility import refuse_earlier_version, refuse_other_model
-from geojax.checkpoint.reading.initial_weights import InitialWeights
-from geojax.checkpoint.reading.weights_of_folder import open_weights
 from geojax.config.run_config import RunConfig
 from geojax.config.vocabulary import padding_note
-from geojax.data import Corpus, Loader
-from geojax.data.site_batches import SiteBatches
-from geojax.data.verification import verify
 from geojax.errors import UserError
-from geojax.islands.going_on.member_transport import MemberTransport
-from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.island_plan import (
-    island_plan,
-    make_site_mesh,
     own_stages,
-    sequences_of_site,
 )
-from geojax.islands.stage_transport import between_sites
 from geojax.job.cluster_env import ProcessSettings, complete
 from geojax.job.island_env import IslandSettings
 from geojax.mesh import leads_site, site_names
-from geojax.models.huggingface.checkpoint import other_settings
-from geojax.run_paths import CHECKPOINTS
 from geojax.runtime.compilation import CompilationCounter
-from geojax.step.batches import sequences_of_process
-from geojax.step.config_plan import make_run_mesh, step_plan
-from geojax.step.plan import StepPlan
 from geojax.step.program import STEP_NAME
 from geojax.step.resolved import Step
 from geojax.step.step_file import Devices
@@ -56,30 +35,23 @@ from geojax.train.events import EventKind
 from geojax.train.facts import run_facts
 from geojax.train.goodput import process_began
 from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
-from geojax.train.islands.membership import begin_membership, membership_of, open_door
+from geojax.train.islands.membership import begin_membership, open_door
 from geojax.train.islands.running import RunningFacts
 from geojax.train.islands.time_outs import time_out_lines
-from geojax.train.joined_sites import joined_sites, refuse_other_weights
 from geojax.train.local_product import agreed_count, local_product
 from geojax.train.metrics import MetricsWriter
+from geojax.train.opened_run import opened_run
 from geojax.train.report import Progress, draw_loss_curve
 from geojax.train.resume import (
-    differences,
     ramp_note,
-    refuse_other_schedule,
     warmup_note,
-    with_saved_model,
-    with_saved_schedule,
 )
-from geojax.train.run_checkpoints import open_checkpoints, run_metadata
-from geojax.train.run_trackers import RunTrackers
+from geojax.train.run_checkpoints import run_metadata
+from geojax.train.run_origin import RunOrigin, first_weights, nothing_to_train
 from geojax.train.runtime import Batch, Runtime
 from geojax.train.services import Log, Services
 from geojax.train.step_profiler import StepProfiler
 from geojax.train.training_loop import StartPoint, TrainingLoop, mean_loss, resized
-from geojax.train.writing.background_writer import BackgroundWriter
-from geojax.transport import Transport
-from geojax.transport.connect import Joined
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +135,6 @@ class Trainer:
         self._processes = complete(processes or ProcessSettings(), os.environ)
         self._first = jax.process_index() == 0
         _check_profiled(config, jax.process_count())
-        self.topology = config.load_topology()
         self._start_seconds = StartSeconds(process_began())
         self._attempt: Attempt | None = None
         with contextlib.ExitStack() as stack:
@@ -184,146 +155,67 @@ class Trainer:
         self._stack.close()
 
     def _open(self, stack: contextlib.ExitStack, require_checkpoint: bool) -> None:
-        """Open data, directory and checkpoints, join the sites, compile, and begin or restore."""
-        # A run that goes on from a checkpoint needs no weights but frozen ones.
-        fresh = not RunDirectory.is_there(self.config.run_directory)
-        weights = None
-        if fresh or self.config.model.lora is not None:
-            weights = open_initial_weights(self.config)
-        plan, transport = self._open_parts(stack)
-        newest = self._newest()
-        refuse_earlier_version(self.directory.checkpoints, newest)
-        if newest is not None and int(newest["step"]) > self.config.steps:
-            raise UserError(nothing_to_train(int(newest["step"]), self.config))
-        if newest is None and weights is None and not fresh:
-            weights = open_initial_weights(self.config)
-        given = with_saved_model(self.config, newest)
-        self._refuse_others(given, newest, weights, transport)
-        self.config = with_saved_schedule(given, newest)
-        # Where the newest checkpoint is damaged, an older one may have consumed less.
-        consumed = 0 if newest is None else int(newest["consumed_sequences"])
-        self._compile(stack, plan, transport, self.config.batch.sizes.size_at(consumed))
-        self.metadata = run_metadata(self.config, self.loader.fingerprint)
-        if self.config.model.lora is not None:
-            assert weights is not None, "adapters have weights to adapt"
-            self.metadata[BASE_WEIGHTS] = fingerprint(weights)
-        self.state, self.step_number, self.consumed_sequences = self._begun(
-            given, newest, weights, require_checkpoint
+        """Open what the run needs, join the sites, compile, and begin or restore."""
+        weights = first_weights(self.config)
+        opened = self._opened = stack.enter_context(
+            opened_run(
+                self.config,
+                self.resolved,
+                self._services,
+                self._island,
+                self._processes,
+                log=self._log,
+                tell=self._tell,
+                shows_progress=self._shows_progress,
+                returns=self._running is not None,
+            )
         )
-        if self.membership is not None:
+        self.loader, self.directory = opened.loader, opened.directory
+        # A site that returns takes that of the others, who may have other ones.
+        running = self._running
+        newest = opened.checkpointer.newest() if running is None else running.saved
+        origin = RunOrigin.of(
+            self.config, opened, weights, newest, require_checkpoint=require_checkpoint
+        )
+        self.config = origin.config
+        self._compile(stack, self.config.batch.sizes.size_at(origin.consumed_sequences))
+        self.metadata = run_metadata(self.config, self.loader.fingerprint) | origin.base_weights
+        self.state, self.step_number, self.consumed_sequences = self._begun(origin)
+        if opened.membership is not None:
             self._log("\n".join(time_out_lines(self.config, self._processes)))
-        if self.membership is not None and self._running is None:
+        if opened.membership is not None and running is None:
             run = self.runtime
-            assert self._joined is not None, "a site with a membership has joined others"
+            assert opened.joined is not None, "a site with a membership has joined others"
             assert isinstance(run, IslandRun), "islands go on"
             begin_membership(
                 run,
-                self.membership,
-                self._joined,
+                opened.membership,
+                opened.joined,
                 self.metadata,
                 self.step_number,
                 self.consumed_sequences,
-                self.checkpointer.membership_id,
+                opened.checkpointer.membership_id,
             )
         # Some collectives time out when their ranks start far apart: all compile, then wait here.
         timeout = self.config.watchdog.first_step_seconds
         with self._start_seconds.timed("waiting"):
             runtime.barrier("ready to train", timeout_seconds=timeout)
         if self._first:
-            self.files.put(
+            write = self.directory.write_config
+            opened.files.put(
                 self.directory.config.name,
-                functools.partial(self.directory.write_config, self.config.model_dump(mode="json")),
+                functools.partial(write, self.config.model_dump(mode="json")),
             )
 
-    def _newest(self) -> Mapping[str, Any] | None:
-        """Return the metadata of the newest checkpoint; None: there is none.
-
-        A site that returns takes that of the others, who may have other ones.
-        """
-        return self.checkpointer.newest() if self._running is None else self._running.saved
-
-    def _open_parts(self, stack: contextlib.ExitStack) -> tuple[StepPlan, Transport | None]:
-        """Open data, directory, writer and checkpoints, and join the sites."""
-        config, island = self.config, self._island
-        self.mesh, plan, sequences = _placed(config, self.resolved, island)
-        self.membership: SiteMembership | None = None
-        self._joined: Joined | None = None
-        builtin = None if self._services is None else self._services.open_builtin
-        self.corpus = Corpus.open(config.data, builtin, progress=self._shows_progress)
-        self.loader = _open_loader(config, self.corpus, sequences)
-        self.site_batches = SiteBatches(
-            lambda site: _open_loader(config, self.corpus, sequences_of_site(config, plan, site))
-        )
-        self.directory = stack.enter_context(_run_directory(config, island))
-        if self._first:
-            self.directory.lock()
-        self.files = stack.enter_context(BackgroundWriter(self.directory.path, self._log))
-        self.trackers = None
-        if self._first:
-            self.trackers = stack.enter_context(
-                RunTrackers(config.trackers, self.directory, self.files, self._log)
-            )
-        # It is left last but for the writers: a hang at the end is one too.
-        self.watchdog = stack.enter_context(runtime.Watchdog(config.watchdog))
-        transport: Transport | None = None
-        if island is not None:
-            joined = self._joined = stack.enter_context(
-                joined_sites(
-                    config,
-                    self.resolved,
-                    plan,
-                    island,
-                    self._processes,
-                    self.corpus.contents,
-                    returns=self._running is not None,
-                )
-            )
-            transport = joined.transport
-            self.watchdog.missing = joined.transport.missing_from_peer
-            self.membership = membership_of(config, joined, self._processes, self._tell)
-            if self.membership is not None:
-                stack.callback(self.membership.close)
-                self.watchdog.decides = self.membership.is_open
-                transport = MemberTransport(self.membership)
-        self.watchdog.begin("start")
-        if leads_site(self.mesh):  # where it fails, the processes of all sites are told
-            verify([source.text for source in self.corpus.sources], progress=self._shows_progress)
-        self.checkpointer = stack.enter_context(
-            open_checkpoints(config, self.directory, self.mesh, self.topology, self._log, transport)
-        )
-        return plan, transport
-
-    def _refuse_others(
-        self,
-        given: RunConfig,
-        newest: Mapping[str, Any] | None,
-        weights: InitialWeights | None,
-        transport: Transport | None,
-    ) -> None:
-        """Refuse another model than the checkpoint's, and other weights than the other sites'."""
-        if newest is not None:
-            model = given.model.model_dump(mode="json")
-            place = self.directory.checkpoints / str(newest["step"])
-            refuse_other_model(place, newest["model"], model)
-        elif weights is not None and transport is not None:
-            to_sites = between_sites(transport, given.mesh.dc)
-            refuse_other_weights(to_sites, self.mesh, fingerprint(weights))
-
-    def _compile(
-        self,
-        stack: contextlib.ExitStack,
-        plan: StepPlan,
-        transport: Transport | None,
-        sequences: int,
-    ) -> None:
+    def _compile(self, stack: contextlib.ExitStack, sequences: int) -> None:
         """Build the runtime on all processes, check its products, and describe it."""
         counted, programs = STEP_NAME, 1
         if self._island is not None:
-            counted, programs = UPDATE_NAME, len(own_stages(self.mesh))
+            counted, programs = UPDATE_NAME, len(own_stages(self._opened.mesh))
         self.compilations = stack.enter_context(CompilationCounter(counted, programs))
         with self._start_seconds.timed("compiling"):
-            self.runtime: Runtime[Any] = self._compiled(plan, transport, sequences)
-        self._check_products(plan)
+            self.runtime: Runtime[Any] = self._compiled(sequences)
+        self._check_products()
         # A process that compiles reaches the first collective long after one with a warm cache,
         # and the collective times out after half a minute.
         timeout = self.config.watchdog.first_step_seconds
@@ -331,83 +223,51 @@ class Trainer:
             runtime.barrier("compiled", timeout_seconds=timeout)
         self._describe()
 
-    def _compiled(
-        self, plan: StepPlan, transport: Transport | None, sequences: int
-    ) -> Runtime[Any]:
-        if transport is None:
+    def _compiled(self, sequences: int) -> Runtime[Any]:
+        opened = self._opened
+        if opened.transport is None:
             validate = bool(self.loader.validation_names)
             with self._status("compiling the step"):
                 return CompiledRun.build(
-                    self.config, self.resolved, plan, validate=validate, sequences=sequences
+                    self.config, self.resolved, opened.plan, validate=validate, sequences=sequences
                 )
         return IslandRun.build(
             self.config,
             self.resolved,
-            plan,
-            transport,
+            opened.plan,
+            opened.transport,
             None if self._services is None else self._services.draw_timeline,
             self._log,
-            self.files.put,
+            opened.files.put,
             sequences=sequences,
-            membership=self.membership,
+            membership=opened.membership,
         )
 
-    def _check_products(self, plan: StepPlan) -> None:
+    def _check_products(self) -> None:
         """Check on the first process that XLA multiplies in FP8 what the recipe asks for."""
         if not self._first or self._services is None:
             return
         if programs := self.runtime.fp8_programs:
-            unread = self._services.check_products(programs, self.config.model, plan)
+            unread = self._services.check_products(programs, self.config.model, self._opened.plan)
             if unread is not None:
                 self._log(f"note: the step's FP8 products were not checked: {unread}")
 
     def _describe(self) -> None:
         self._log("\n".join(self.runtime.describe()))
-        vocabulary = padding_note(self.config.model.vocab_size, self.corpus.tokenizer)
+        vocabulary = padding_note(self.config.model.vocab_size, self._opened.corpus.tokenizer)
         ramp = ramp_note(self.config, self.runtime.sequences)
         for note in (vocabulary, warmup_note(self.config), ramp):
             if note is not None:
                 self._log(note)
 
-    def _begun(
-        self,
-        given: RunConfig,
-        newest: Mapping[str, Any] | None,
-        weights: InitialWeights | None,
-        require_checkpoint: bool,
-    ) -> StartPoint[Any]:
-        """Restore the newest checkpoint and log what differs in this run, or begin from scratch."""
-        config, directory, log = self.config, self.directory, self._log
-        if self._running is not None:
-            return self._taken_up(self._running)
-        if newest is None:
-            if require_checkpoint:
-                raise UserError(f"{directory.path}: there is no checkpoint to resume from")
-            if weights is not None:
-                log(f"starting from the weights in {weights.folder}")
-                if others := other_settings(weights.folder, config.model):
-                    log(
-                        f"note: the config.json there has other values of {', '.join(others)}, "
-                        "which the weights were trained with"
-                    )
-            return StartPoint(run_state.begin(self.runtime, weights), 0, 0)
-        frozen = weights if config.model.lora is not None else None
-        state, saved = run_state.restore(
-            self.runtime, self.checkpointer, self.metadata["model"], frozen
-        )
-        if frozen is not None:
-            refuse_other_base(frozen.folder, saved[BASE_WEIGHTS], self.metadata[BASE_WEIGHTS])
-        step = int(saved["step"])
-        refuse_earlier_version(directory.checkpoints / str(step), saved)
-        refuse_other_schedule(directory.checkpoints, saved, given, config)
-        log(f"resuming from step {step} in {directory.path}")
-        for note in differences(saved, config, self.metadata):
-            log(note)
-        return StartPoint(state, step, int(saved["consumed_sequences"]))
-
-    def _taken_up(self, running: RunningFacts) -> StartPoint[Any]:
-        """Take the state of the run that goes on without this site."""
-        run = self.runtime
+    def _begun(self, origin: RunOrigin) -> StartPoint[Any]:
+        """Restore or begin; a site that returns takes the state of the others."""
+        opened = self._opened
+        if self._running is None:
+            return origin.restored(
+                self.runtime, opened.checkpointer, self.directory, self.metadata, self._log
+            )
+        run, running = self.runtime, self._running
         assert isinstance(run, IslandRun), "islands go on"
         batch = next(self.loader.iterate(running.consumed_sequences))
         with self._status("taking the state of the other sites"):
@@ -425,16 +285,16 @@ class Trainer:
 
     def _catch_up(self, running: RunningFacts) -> None:
         """Do the steps that the other sites have done since their state was taken."""
-        run = self.runtime
+        run, membership, joined = self.runtime, self._opened.membership, self._opened.joined
         assert isinstance(run, IslandRun), "islands go on"
-        assert self.membership is not None, "islands go on"
-        assert self._joined is not None, "a site with a membership has joined others"
-        self.watchdog.begin("start", self.step_number)
+        assert membership is not None, "islands go on"
+        assert joined is not None, "a site with a membership has joined others"
+        self._opened.watchdog.begin("start", self.step_number)
         self.state = run.catch_up(self.state)
         self.step_number = int(self.state.step)
         sizes = self.config.batch.sizes
         self.consumed_sequences = running.consumed_at(self.step_number, sizes)
-        open_door(self.membership, self._joined, running)
+        open_door(membership, joined, running)
 
     def fit(
         self,
@@ -460,7 +320,7 @@ class Trainer:
         start, self._start_seconds = self._start_seconds, StartSeconds(time.time())
         if first:
             self._attempt = Attempt.begin(
-                self.directory.path, self.files.put, self.step_number, start
+                self.directory.path, self._opened.files.put, self.step_number, start
             )
         attempt = self._attempt
         comparison = self._comparison(writer)
@@ -470,23 +330,20 @@ class Trainer:
                 config,
                 self.runtime.plan,
                 self.resolved.flops_per_token,
-                self.runtime.sent_bytes,
+                self.runtime.links.sent_bytes,
                 self.runtime.sequences,
             ),
             config=config,
-            loader=self.loader,
-            site_batches=self.site_batches,
-            checkpointer=self.checkpointer,
+            opened=self._opened,
             save=self._save,
             writer=writer,
             directory=self.directory if first else None,
             progress=progress,
-            watchdog=self.watchdog,
             profiler=StepProfiler(
                 self.directory.profile,
                 config.profile,
                 jax.process_index(),
-                self.watchdog,
+                self._opened.watchdog,
                 self._log_of_process,
                 profile_signal,
             ),
@@ -507,9 +364,9 @@ class Trainer:
         seconds = time.monotonic() - before
         self.runtime = loop.runtime
         self.step_number, self.consumed_sequences = int(self.state.step), loop.consumed
-        self.watchdog.begin("end", self.step_number)
-        if self.trackers is not None:
-            self.trackers.exit_code = loop.exit_code
+        self._opened.watchdog.begin("end", self.step_number)
+        if self._opened.trackers is not None:
+            self._opened.trackers.exit_code = loop.exit_code
         texts: tuple[str, ...] = ()
         unsampled = None
         if not loop.stopped_early:
@@ -518,7 +375,7 @@ class Trainer:
                 draw_loss_curve, self.directory.metrics, self.directory.loss_curve
             )
             if first:
-                self.files.put(self.directory.loss_curve.name, curve)
+                self._opened.files.put(self.directory.loss_curve.name, curve)
         return Summary(
             step=self.step_number,
             stopped_early=loop.stopped_early,
@@ -542,22 +399,22 @@ class Trainer:
     def _writer(self) -> MetricsWriter | None:
         """Open this process's metrics if it writes any, and start the trackers on the first one."""
         config, process = self.config, jax.process_index()
-        if self.trackers is None:
-            if config.metrics.processes == "first" and not leads_site(self.mesh):
+        if self._opened.trackers is None:
+            if config.metrics.processes == "first" and not leads_site(self._opened.mesh):
                 return None
             step = self.step_number
             return MetricsWriter(
-                self.directory, step, self.files, process=process, tensorboard=False
+                self.directory, step, self._opened.files, process=process, tensorboard=False
             )
         writer = MetricsWriter(
             self.directory,
             self.step_number,
-            self.files,
+            self._opened.files,
             tensorboard="tensorboard" in config.trackers,
-            trackers=self.trackers,
+            trackers=self._opened.trackers,
         )
         name = config.run_directory.name
-        self.trackers.start(
+        self._opened.trackers.start(
             name if self._island is None else f"{name}/{self._island.site}",
             config.model_dump(mode="json"),
             self.step_number,
@@ -587,10 +444,10 @@ class Trainer:
             return (), None
         with self._status("writing a sample"):
             texts = services.sample_texts(
-                weights, model, self.corpus.tokenizer, config.sample, config.seed
+                weights, model, self._opened.corpus.tokenizer, config.sample, config.seed
             )
         samples = self.directory.samples
-        self.files.put(
+        self._opened.files.put(
             samples.name,
             functools.partial(samples.write_text, "\n\n".join(texts) + "\n", encoding="utf-8"),
         )
@@ -611,7 +468,9 @@ class Trainer:
             timeout = self.config.watchdog.first_step_seconds
             self.runtime = resized(self.runtime, sequences, self.step_number, self._log, timeout)
         requests = {"stop": False, "save": False}
-        others = functools.partial(self.site_batches.training, consumed=self.consumed_sequences)
+        others = functools.partial(
+            self._opened.site_batches.training, consumed=self.consumed_sequences
+        )
         self.state, metrics = self.runtime.step(self.state, batch, requests, others)
         self.step_number += 1
         self.consumed_sequences += sequences
@@ -627,7 +486,7 @@ class Trainer:
                             self.state,
                             batch,
                             functools.partial(
-                                self.site_batches.validation, name=name, number=number
+                                self._opened.site_batches.validation, name=name, number=number
                             ),
                         )
                     )
@@ -641,22 +500,22 @@ class Trainer:
         """Save the state as the checkpoint of the newest step, and wait for it."""
         metadata = {**self.metadata, "consumed_sequences": self.consumed_sequences}
         self._save(self.runtime, self.step_number, self.state, metadata)
-        self.checkpointer.wait()
+        self._opened.checkpointer.wait()
 
     def _save(
         self, computes: Runtime[Any], step: int, state: Any, metadata: Mapping[str, Any]
     ) -> None:
-        run_state.save(computes, self.checkpointer, step, state, metadata)
+        run_state.save(computes, self._opened.checkpointer, step, state, metadata)
 
     def _comparison(self, writer: MetricsWriter | None) -> PlanComparison | None:
         """Compare the steps with their plan; None: there is none, or another process does."""
         plan = None
         if self._first:
             step = self.resolved.of_batch(self.runtime.sequences)
-            plan = plan_of_step(step, self.topology, self._site)
+            plan = plan_of_step(step, self._opened.topology, self._site)
         if plan is None or writer is None:
             return None
-        interval, measured = self.config.adapt.interval, self.runtime.measured_links
+        interval, measured = self.config.adapt.interval, self.runtime.links.measured
         tell = functools.partial(self._tell, "deviation")
         return PlanComparison(plan, interval, measured, tell, writer.write)
 
@@ -664,7 +523,7 @@ class Trainer:
     def _site(self) -> str:
         if self._island is not None:
             return self._island.site
-        return site_names(self.mesh, self.topology)[0]
+        return site_names(self._opened.mesh, self._opened.topology)[0]
 
     def _replanning(self, comparison: PlanComparison | None) -> Replanning | None:
         """Plan anew for links that change; None: nobody asked for it, or no plan is made by a link.
@@ -672,7 +531,7 @@ class Trainer:
         Raises:
             UserError: the topology does not describe a link.
         """
-        config, topology, services = self.config, self.topology, self._services
+        config, topology, services = self.config, self._opened.topology, self._services
         if topology is None or services is None or not config.adapt.replan or config.mesh.dc == 1:
             return None
         timeout = config.watchdog.first_step_seconds
@@ -687,27 +546,8 @@ class Trainer:
                 f"step after {done}",
             )
 
-        links = self.runtime.link_agreement(topology)
+        links = self.runtime.links.agreement(topology)
         return Replanning(topology, self._site, links, resolve, comparison, self._log, timeout)
-
-
-def nothing_to_train(step: int, config: RunConfig) -> str:
-    """Say that a run is at its end."""
-    return (
-        f"nothing to train: the run is at step {step}, and steps is {config.steps}; raise it to go "
-        "on"
-    )
-
-
-def open_initial_weights(config: RunConfig) -> InitialWeights | None:
-    """Open the weights that a new run starts from; None: they are random.
-
-    Raises:
-        UserError: they are not there, or not of the model.
-    """
-    if config.initial_weights is None:
-        return None
-    return open_weights(config.initial_weights, config.model.base)
 
 
 def _check_profiled(config: RunConfig, processes: int) -> None:
@@ -721,45 +561,3 @@ def _check_profiled(config: RunConfig, processes: int) -> None:
             f"profile.processes: there is no process {last}; processes 0 to {processes - 1} would "
             "do"
         )
-
-
-def own_directory(config: RunConfig, island: IslandSettings | None) -> Path:
-    """Return the run's directory, or an island's in it."""
-    return config.run_directory if island is None else config.run_directory / island.site
-
-
-def _placed(
-    config: RunConfig, step: Step, island: IslandSettings | None
-) -> tuple[Mesh, StepPlan, list[int]]:
-    """Return the mesh of this runtime, its step, and the sequences that this process needs."""
-    if island is None:
-        mesh = make_run_mesh(config)
-        plan = step_plan(config, step, mesh)
-        return mesh, plan, sequences_of_process(plan, config.batch.global_batch_size)
-    mesh = make_site_mesh(config)
-    plan = island_plan(config, step.layout, mesh)
-    return mesh, plan, sequences_of_site(config, plan, island.sites.index(island.site))
-
-
-def _run_directory(config: RunConfig, island: IslandSettings | None) -> RunDirectory:
-    """Make the run's directory, or an island's, whose checkpoints are parts of the run's.
-
-    Raises:
-        UserError: it cannot be made.
-    """
-    path = own_directory(config, island)
-    return RunDirectory(path, None if island is None else config.run_directory / CHECKPOINTS)
-
-
-def _open_loader(config: RunConfig, corpus: Corpus, sequences: list[int]) -> Loader:
-    return Loader(
-        corpus,
-        sequence_length=config.batch.sequence_length,
-        global_batch_size=config.batch.global_batch_size,
-        sequences=sequences,
-        ramp=config.batch.sizes,
-        seed=config.seed,
-        vocab_size=config.model.vocab_size,
-        validation_sequences=config.evaluation.sequences,
-        total_sequences=config.batch.sizes.consumed_after(config.steps),
-    )

@@ -16,15 +16,13 @@ from typing import Any, Generic, Literal, NamedTuple, Self
 import jax
 import numpy as np
 
-from geojax.checkpoint import Checkpointer, RunDirectory
+from geojax.checkpoint import RunDirectory
 from geojax.config.run_config import RunConfig
-from geojax.data import Loader
-from geojax.data.site_batches import SiteBatches
 from geojax.errors import RunError, UserError
 from geojax.file_lock import LockHeldError
 from geojax.islands.traffic import LinkTraffic
 from geojax.quantities import duration, quantity
-from geojax.runtime import StopSignals, Watchdog, barrier, translate_collective_errors
+from geojax.runtime import StopSignals, barrier, translate_collective_errors
 from geojax.runtime.compilation import CompilationCounter
 from geojax.runtime.garbage import long_lived_apart
 from geojax.train.adapt.comparison import PlanComparison
@@ -40,6 +38,7 @@ from geojax.train.link_figures import (
     planned_words,
 )
 from geojax.train.metrics import MetricsWriter
+from geojax.train.opened_run import OpenedRun
 from geojax.train.report import Progress
 from geojax.train.runtime import Runtime, State
 from geojax.train.site_figures import site_metrics, site_words, told_figures
@@ -167,18 +166,15 @@ class TrainingLoop(Generic[State]):
     runtime: Runtime[State]
     facts: RunFacts
     config: RunConfig
-    loader: Loader
-    site_batches: SiteBatches
-    """Batches of other sites, for islands that go on without them."""
-    checkpointer: Checkpointer
+    opened: OpenedRun
+    """The data and the checkpoints that it reads and writes, and the watchdog."""
     save: Callable[[Runtime[State], int, State, Mapping[str, Any]], None]
-    """Function that saves the state after a step, with metadata, by `checkpointer`."""
+    """Function that saves the state after a step, with metadata."""
     writer: MetricsWriter | None
     directory: RunDirectory | None
     """The run directory, on the process that writes into it."""
     progress: Progress | None
     """Display of the figures of each step; None: there is none."""
-    watchdog: Watchdog
     profiler: StepProfiler
     stop_signals: StopSignals | None
     """Requests to stop early; None: there are none."""
@@ -261,11 +257,11 @@ class TrainingLoop(Generic[State]):
     def _train(self, begun: StartPoint[State], leave_apart: Callable[[], None]) -> State:
         state, start, consumed_sequences = begun
         config, done = self.config, start
-        self.watchdog.begin("host work", start)
+        self.opened.watchdog.begin("host work", start)
         self.consumed = consumed_sequences
         if start == 0:
             self._validate(state, 0)
-        batches = self.loader.iterate(consumed_sequences)
+        batches = self.opened.loader.iterate(consumed_sequences)
         self._restart_clock()
         while done < config.steps and not self.stopped_early:
             if (size := config.batch.sizes.size_at(self.consumed)) != self.runtime.sequences:
@@ -274,20 +270,22 @@ class TrainingLoop(Generic[State]):
                     break
                 self._take_batches_of(size, done)
             stop = self.stop_signals is not None and self.stop_signals.requested
-            requests = {"stop": stop, "save": self.checkpointer.due()}
+            requests = {"stop": stop, "save": self.opened.checkpointer.due()}
             self.profiler.begin_step(done + 1, self._pending[-1].end if self._pending else None)
-            with self.watchdog.data(done + 1):
+            with self.opened.watchdog.data(done + 1):
                 batch = next(batches)
             ready = time.monotonic()
-            with self.watchdog.dispatch(done + 1):
-                others = functools.partial(self.site_batches.training, consumed=self.consumed)
+            with self.opened.watchdog.dispatch(done + 1):
+                others = functools.partial(
+                    self.opened.site_batches.training, consumed=self.consumed
+                )
                 state, metrics = self.runtime.step(state, batch, requests, others)
             host = HostTimes(ready, time.monotonic(), self.profiler.held_until)
             done += 1
             if done == start + 1:
                 leave_apart()  # the first step may have compiled
             self.consumed += self.runtime.sequences
-            links, ended = self.runtime.link_traffic(), self._ends.of(metrics)
+            links, ended = self.runtime.links.traffic(), self._ends.of(metrics)
             self._pending.append(_PendingStep(done, self.consumed, metrics, links, ended, host))
             if self._slowest is not None:
                 # Process 0 records more than the others, and is no slower for that.
@@ -299,32 +297,32 @@ class TrainingLoop(Generic[State]):
             while len(self._pending) >= STEPS_IN_FLIGHT:
                 self._finish_oldest()
             validate = done % config.evaluation.interval == 0 or done == config.steps
-            if validate or self._save_asked or self.checkpointer.should_save(done):
+            if validate or self._save_asked or self.opened.checkpointer.should_save(done):
                 self._drain()
                 if validate:
                     self._validate(state, done)
-                if self._save_asked or self.checkpointer.should_save(done):
+                if self._save_asked or self.opened.checkpointer.should_save(done):
                     self._save(state, done)
                     state = self._replan(state, done)
                 self._restart_clock()
         self._drain()
         self._save(state, done)
         while not self._saved(done):
-            end = time.monotonic() + self.checkpointer.retry_pause
+            end = time.monotonic() + self.opened.checkpointer.retry_pause
             while (left := end - time.monotonic()) > 0:
-                with self.watchdog.step(done, "save"):
+                with self.opened.watchdog.step(done, "save"):
                     time.sleep(min(left, _PAUSE_SECONDS))
             self._save(state, done)
         return state
 
     def _saved(self, step: int) -> bool:
         """Wait for the save in the background; return False if it failed."""
-        with self.watchdog.step(step, "save"), self._spent("saving"):
-            return self.checkpointer.wait()
+        with self.opened.watchdog.step(step, "save"), self._spent("saving"):
+            return self.opened.checkpointer.wait()
 
     def _finish_oldest(self) -> None:
         step, consumed, pending, links, end, host = self._pending.popleft()
-        with self.watchdog.step(step):
+        with self.opened.watchdog.step(step):
             metrics = {name: float(value) for name, value in jax.device_get(pending).items()}
             ended = end.result()
         waiting = sum(sum(link.wait_seconds.values()) for link in links.values()) if links else None
@@ -384,8 +382,8 @@ class TrainingLoop(Generic[State]):
             "global_batch_size": round(batch_share * self.runtime.sequences),
             "consumed_sequences": consumed,
             "skipped": metrics["skipped"],
-            "failed_saves": self.checkpointer.failed_saves,
-            "save_seconds": self.checkpointer.blocked_seconds,
+            "failed_saves": self.opened.checkpointer.failed_saves,
+            "save_seconds": self.opened.checkpointer.blocked_seconds,
             "compilations": self.compilations.count,
         }
         # Islands walk the messages in the call that dispatches a step.
@@ -409,11 +407,13 @@ class TrainingLoop(Generic[State]):
             words.append(link_words(site, traffic))
             if len(self._tokens_per_second) > 1:  # the first step may still be warming up
                 self.links[site].add(traffic, seconds)
-        if (planned := self.runtime.planned_wait) is not None:
+        if (planned := self.runtime.links.planned_wait) is not None:
             values |= planned_metrics(planned)
             words.append(planned_words(planned))
         if jax.process_index() == 0 and links:
-            told = site_metrics(self.runtime.exchange_figures(told_figures(step, values, links)))
+            told = site_metrics(
+                self.runtime.links.exchange_figures(told_figures(step, values, links))
+            )
             values |= told
             words += [site_words(site, told) for site in links if f"site/{site}/step" in told]
             waited = {site: told.get(f"site/{site}/wait_seconds") for site in links}
@@ -454,7 +454,7 @@ class TrainingLoop(Generic[State]):
 
     def _data_before(self, consumed: int) -> str:
         """Name the sources and places of what this process read of the step up to `consumed`."""
-        origins = self.loader.origins(consumed - self.runtime.sequences)
+        origins = self.opened.loader.origins(consumed - self.runtime.sequences)
         named = [
             f"'{origin.source}'" + ("" if origin.start is None else f" from token {origin.start:,}")
             for origin in origins[:_SHOWN_ORIGINS]
@@ -488,16 +488,18 @@ class TrainingLoop(Generic[State]):
             self._validate_all(state, step)
 
     def _validate_all(self, state: State, step: int) -> None:
-        for name in self.loader.validation_names:
+        for name in self.opened.loader.validation_names:
             sums = []
-            batches = iter(self.loader.validation(name))
+            batches = iter(self.opened.loader.validation(name))
             for number in itertools.count():
-                with self.watchdog.data(step):
+                with self.opened.watchdog.data(step):
                     batch = next(batches, None)
                 if batch is None:
                     break
-                others = functools.partial(self.site_batches.validation, name=name, number=number)
-                with self.watchdog.step(step, "validation"):
+                others = functools.partial(
+                    self.opened.site_batches.validation, name=name, number=number
+                )
+                with self.opened.watchdog.step(step, "validation"):
                     sums.append(jax.device_get(self.runtime.evaluate(state, batch, others)))
             value = mean_loss(sums)
             self.validation.setdefault(name, []).append((step, value))
@@ -507,40 +509,40 @@ class TrainingLoop(Generic[State]):
 
     def _take_batches_of(self, sequences: int, step: int) -> None:
         """Go on with batches of another size after a step; none is under way."""
-        with self.watchdog.step(step, "plan"), self._spent("compiling"):
+        with self.opened.watchdog.step(step, "plan"), self._spent("compiling"):
             timeout = self.config.watchdog.first_step_seconds
             self.runtime = resized(self.runtime, sequences, step, self.log, timeout)
-        self.watchdog.expect_first_step()
+        self.opened.watchdog.expect_first_step()
         tokens = sequences * self.config.batch.sequence_length
-        self.facts = self.facts.of_batch(tokens, self.runtime.sent_bytes)
+        self.facts = self.facts.of_batch(tokens, self.runtime.links.sent_bytes)
         if self.comparison is not None:
             resolved = self.runtime.resolved.of_batch(sequences)
-            self.comparison.restart_with(resolved, self.runtime.measured_links)
+            self.comparison.restart_with(resolved, self.runtime.links.measured)
         self._restart_clock()
 
     def _replan(self, state: State, step: int) -> State:
         """Go on with another step after a checkpoint, where the links are not as they were."""
         if self.replanning is None or self.stopped_early or step == self.config.steps:
             return state
-        with self.watchdog.step(step, "plan"), self._spent("compiling"):
+        with self.opened.watchdog.step(step, "plan"), self._spent("compiling"):
             anew = self.replanning.replanned(self.runtime, step)
             if anew is None:
                 return state
             self.runtime = anew
             if self.events is not None:
                 self.events.note(step, "replan", "goes on with another step; step.yaml has it")
-            self.watchdog.expect_first_step()
+            self.opened.watchdog.expect_first_step()
             return anew.adopt(state)
 
     def _save(self, state: State, step: int) -> None:
         self._save_asked = False
         metadata = {**self.metadata, "consumed_sequences": self.consumed}
-        blocked = self.checkpointer.blocked_seconds
-        with self.watchdog.step(step, "save"), self._spent("saving"):
+        blocked = self.opened.checkpointer.blocked_seconds
+        with self.opened.watchdog.step(step, "save"), self._spent("saving"):
             self._make_directory_again()
             self.save(self.runtime, step, state, metadata)
         # A step that is saved already is not saved again.
-        if self.events is not None and self.checkpointer.blocked_seconds > blocked:
+        if self.events is not None and self.opened.checkpointer.blocked_seconds > blocked:
             self.events.note(step, "save", "the state is copied and being written")
 
     def _make_directory_again(self) -> None:

@@ -80,7 +80,7 @@ def _read_weights(run: Any, weights: Any = None) -> NoReturn:
 
 def _read_batches(loop: Any, begin: Callable[[], Any]) -> NoReturn:
     """Read the first batch of a run that goes on."""
-    next(loop.loader.iterate(begin().consumed_sequences))
+    next(loop.opened.loader.iterate(begin().consumed_sequences))
     raise Accepted
 
 

@@ -88,7 +88,7 @@ class Replanning:
             f"step {step}: compiled anew in {time.monotonic() - started:.0f} s; "
             f"gradient_compression {compression}; to start so: --adapt.links '{_as_json(topology)}'"
         )
-        for line in made.link_lines():
+        for line in made.links.lines():
             self._log(line)
         self._compare_with(made, resolved)
         return made
@@ -99,7 +99,7 @@ class Replanning:
             if step is not None:
                 sized = step.of_batch(runtime.sequences)
                 plan = plan_of_step(sized, self._topology, self._site)
-            self._comparison.restart(plan, runtime.measured_links)
+            self._comparison.restart(plan, runtime.links.measured)
 
 
 def _changes(before: Topology, after: Topology) -> list[str]:

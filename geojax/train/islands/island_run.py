@@ -7,7 +7,6 @@ from typing import Any, Self
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from geojax.config.run_config import RunConfig
 from geojax.errors import RunError
@@ -20,15 +19,12 @@ from geojax.islands.going_on.steps import SharedStep, run_step
 from geojax.islands.island_plan import (
     island_plan,
     own_stages,
-    process_groups,
     site_parts,
-    site_programs,
-    stage_meshes,
 )
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.programs.site_sums import SumsOfSites
 from geojax.islands.programs.values import StepInputs
-from geojax.islands.recording import Record, Recorded, as_words, by_one_clock, from_words
+from geojax.islands.recording import Recorded
 from geojax.islands.site_state import (
     SiteState,
     join_stages,
@@ -38,10 +34,9 @@ from geojax.islands.site_state import (
     split_stages,
 )
 from geojax.islands.site_walks import SiteWalks
-from geojax.islands.stage_lists import action_lists, data_schedule, validation_lists
+from geojax.islands.stage_lists import action_lists, validation_lists
 from geojax.islands.stage_numbers import of_all_stages
 from geojax.islands.stage_transport import between_sites, stage_transports
-from geojax.islands.traffic import LinkTraffic
 from geojax.islands.walk import Walk
 from geojax.membership.record import MembershipRecord
 from geojax.models import parameter_count, parameter_kinds
@@ -55,14 +50,14 @@ from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.resolved import Step
 from geojax.step.stage_layers import staged_layers
 from geojax.step.state import TrainState, with_own_sites
-from geojax.topology import Topology
-from geojax.train.islands.site_rates import tell_rates, with_told_rates
-from geojax.train.links.agreement import LinksOfIslands
+from geojax.train.islands.run_walks import walks_of_batch, walks_of_run
+from geojax.train.islands.site_links import SiteLinks, exchange_of
+from geojax.train.islands.step_timeline import RecordedStep
 from geojax.train.runtime import Batch, OtherBatches, SaveName
 from geojax.train.services import DrawTimeline
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
 from geojax.train.writing.background_writer import Put, write_at_once
-from geojax.transport import MeasuredLink, ToldFigures, Transport
+from geojax.transport import Transport
 
 UPDATE_NAME = SumsOfSites.apply.__name__
 """The name of the compiled update, the last program of a step, in the count of compilations."""
@@ -86,8 +81,8 @@ class IslandRun:
     """Exchange of a few numbers with the other sites."""
     stages: SiteWalks
     """The walk of each stage of the site in this process; in role data there is one."""
-    stage_bytes: np.ndarray
-    """[stages, sites, 2]: bytes of a step from each stage of the site to other sites, and back."""
+    links: SiteLinks
+    """The links to the other sites."""
     optimizer: Any
     draw_timeline: DrawTimeline | None
     """Function that draws a recorded step beside the simulated one; None: nothing is drawn."""
@@ -143,10 +138,10 @@ class IslandRun:
         if before is not None:
             walked = before.stages.walks
             transports = [walk.transport for walk in before.stages.walks]
-        validation = _walks(config, resolved, plan, transports, walked)
+        validation = walks_of_run(config, resolved, plan, transports, walked)
         stages = validation
         if sequences is not None and sequences != config.batch.global_batch_size:
-            stages = _walks_of_batch(config, resolved, validation, plan.mesh, sequences)
+            stages = walks_of_batch(config, resolved, validation, plan.mesh, sequences)
         table_sites = []
         if is_stage:
             of_sites = [parts[first : first + count] for first in range(0, len(parts), count)]
@@ -162,9 +157,9 @@ class IslandRun:
             resolved,
             plan,
             to_sites,
-            _exchange(to_sites, "numbers", membership) if before is None else before.exchange,
+            exchange_of(to_sites, "numbers", membership) if before is None else before.exchange,
             stages,
-            of_all_stages(stages.link_bytes, plan.mesh),
+            SiteLinks.of(to_sites, stages, plan.mesh, config.adapt.interval, membership),
             optimizer,
             draw_timeline,
             validation,
@@ -306,143 +301,34 @@ class IslandRun:
             self.exchange.number_from(step.number)
             (walk,), (own,) = self.stages.walks, state.stages
             made = [run_step(self.membership, walk, step, own, signals[0], records[0])]
-            np.copyto(self.stage_bytes, of_all_stages(self.stages.link_bytes, self.plan.mesh))
+            self.links.recount()
         if recorded:
-            self._draw([record for record in records if record is not None])
-        if self._groups > 1:
-            self._tell_rates()
+            timeline = RecordedStep(
+                self.config.of_batch(self.sequences),
+                self.resolved.of_batch(self.sequences),
+                self.stages,
+                self.exchange,
+                self.plan.mesh,
+            )
+            timeline.draw(
+                [record for record in records if record is not None],
+                self.draw_timeline,
+                self.transport.site,
+                self.transport.site_names,
+                self.log,
+                self.put,
+            )
+        self.links.tell_rates()
         metrics = dict(made[0][1])
         if self._membership_id is not None:
             metrics["membership_id"] = np.int64(self._membership_id)
             metrics["batch_share"] = np.float64(self._batch_share)
         return SiteState(tuple(next_state for next_state, _ in made)), metrics
 
-    def _draw(self, records: Sequence[Record]) -> None:
-        """Draw a recorded step, in role stage with the records of all sites."""
-        sites, own = self.transport.site_names, self.transport.site
-        count = self.config.mesh.stage
-        if self.config.dc.role == "data":
-            schedule = data_schedule(self.stages.walks[0].actions)
-            names = [sites[own]]
-        else:
-            pipeline = self.resolved.of_batch(self.sequences).pipeline
-            assert pipeline is not None, "sites in role stage are stages"
-            schedule = pipeline.as_schedule
-            records = self._of_all_sites(records)
-            names = [
-                f"{site}.{stage}" if count > 1 else site for site in sites for stage in range(count)
-            ]
-        draw_timeline = self.draw_timeline
-        if draw_timeline is None or jax.process_index() != 0:
-            return
-        folder = self.config.run_directory / sites[own]
-        image, trace = folder / "timeline.png", folder / "timeline.json"
-        named = dict(zip(names, records, strict=True))
-        step = self.stages.walks[0].steps
-
-        def draw() -> None:
-            measured, simulated = draw_timeline(schedule, named, image, trace, count)
-            self.log(
-                f"step {step} after the start, {quantity(measured, 's')} and simulated "
-                f"{quantity(simulated, 's')}, is drawn in {image} and {trace}"
-            )
-
-        self.put(image.name, draw)
-
-    def _of_all_sites(self, records: Sequence[Record]) -> list[Record]:
-        """Exchange the records of a step: those of all stages, by the clock of the first one."""
-        config, step = self.config.of_batch(self.sequences), self.resolved.of_batch(self.sequences)
-        lists, count = action_lists(config, step), self.config.mesh.stage
-        words = dict(zip(self.stages.numbers, as_words(records, lists), strict=True))
-        of_site = of_all_stages(words, self.plan.mesh)
-        of_stages = [
-            record
-            for site, each in self.exchange.of_hosts(of_site, self.plan.mesh).items()
-            for record in from_words(each, lists[count * site : count * (site + 1)])
-        ]
-        return by_one_clock(of_stages, count, len(records))
-
     @property
     def _programs(self) -> list[SitePrograms]:
         """The programs of each stage of the site in this process."""
         return [walk.programs for walk in self.stages.walks]
-
-    @property
-    def link_bytes(self) -> np.ndarray:
-        """[sites, 2]: the bytes of a step from this site to each other one, and from it."""
-        sizes: np.ndarray = self.stage_bytes.sum(axis=0)
-        return sizes
-
-    def link_traffic(self) -> Mapping[str, LinkTraffic]:
-        """Return the traffic of the last step with each other site, by name."""
-        names, traffic = self.transport.site_names, self.stages.traffic
-        sockets = self.transport.socket_figures()
-        made = {}
-        for site in self.transport.counters:
-            sent, received = map(int, self.link_bytes[site])
-            made[names[site]] = dataclasses.replace(
-                traffic.get(site, LinkTraffic()),
-                sent_bytes=sent,
-                received_bytes=received,
-                sockets=sockets.get(site),
-            )
-        return made
-
-    def exchange_figures(self, figures: bytes) -> Mapping[str, ToldFigures]:
-        """Tell the counterparts in the other sites figures; return their newest, by site."""
-        told = {}
-        for site in self.transport.counters:
-            self.transport.tell(site, figures)
-            if (newest := self.transport.told(site)) is not None:
-                told[self.transport.site_names[site]] = newest
-        return told
-
-    @property
-    def planned_wait(self) -> None:
-        """Nothing: the waits are measured."""
-
-    def measured_links(self) -> Mapping[str, MeasuredLink]:
-        """Return what was measured of the link to each other site since the last call, by name.
-
-        Each process knows the rate of its own messages; the others that hold the same stages send
-        as many at the same time.
-        """
-        names, together = self.transport.site_names, jax.process_count() // self._groups
-        links = self._own_links()
-        if self._groups > 1:
-            links = with_told_rates(links)
-        return {
-            names[site]: link._replace(
-                bytes_per_second=link.bytes_per_second and together * link.bytes_per_second
-            )
-            for site, link in links.items()
-        }
-
-    def _tell_rates(self) -> None:
-        """Tell the first process what this one measures, if it is the first that holds a stage."""
-        process, together = jax.process_index(), jax.process_count() // self._groups
-        is_due = self.stages.walks[0].steps % self.config.adapt.interval == 0
-        if process > 0 and process % together == 0 and is_due:
-            tell_rates(self._own_links())
-
-    def _own_links(self) -> dict[int, MeasuredLink]:
-        """Return the links as this process measures them: rates of the stages that send most."""
-        busiest, own = self.stage_bytes[:, :, 0].argmax(axis=0), self.stages.numbers
-        return {
-            site: link if busiest[site] in own else link._replace(bytes_per_second=None)
-            for site, link in self.transport.measured().items()
-        }
-
-    @functools.cached_property
-    def _groups(self) -> int:
-        """Groups of the site's processes that hold the same stages."""
-        return process_groups(self.plan.mesh)
-
-    def link_agreement(self, topology: Topology) -> LinksOfIslands:
-        """Return the agreement on links that have changed, which each site times for itself."""
-        names = tuple(self.transport.site_names)
-        exchange = _exchange(self.transport, "links", self.membership)
-        return LinksOfIslands(exchange, self.plan.mesh, names)
 
     def replanned(self, step: Step) -> Self | None:
         """Compile another step of the same run and mesh; None: its program is this one's.
@@ -472,9 +358,8 @@ class IslandRun:
         Their first step compiles them.
         """
         mesh = self.plan.mesh
-        stages = _walks_of_batch(self.config, self.resolved, self.stages, mesh, sequences)
-        sizes = of_all_stages(stages.link_bytes, mesh)
-        return dataclasses.replace(self, stages=stages, stage_bytes=sizes)
+        stages = walks_of_batch(self.config, self.resolved, self.stages, mesh, sequences)
+        return dataclasses.replace(self, stages=stages, links=self.links.of_walks(stages))
 
     def adopt(self, state: SiteState) -> SiteState:
         """Return the state of a run that this one was planned anew from."""
@@ -482,14 +367,6 @@ class IslandRun:
             return state
         (whole,) = state.stages
         return SiteState((with_own_sites(whole, self._programs[0].layouts, self.plan),))
-
-    def link_lines(self) -> list[str]:
-        """Return what the log says of the messages between sites."""
-        return [f"a step of a site: {self._sent}"]
-
-    @property
-    def _sent(self) -> str:
-        return f"predicted {quantity(self.sent_bytes, 'B')} over dc"
 
     def evaluate(self, state: SiteState, batch: Batch, others: OtherBatches | None = None) -> Any:
         """Return [sum of losses, number of targets] of a batch, over all sites."""
@@ -597,11 +474,6 @@ class IslandRun:
         return ungathered_reason(self.config.model, self.layouts, self.plan)
 
     @property
-    def sent_bytes(self) -> float:
-        """Bytes of a step's messages to other sites."""
-        return float(self.link_bytes[:, 0].sum())
-
-    @property
     def fp8_programs(self) -> list[jax.stages.Compiled]:
         """The programs of a layer whose products XLA is to make in FP8; none on another backend."""
         if self.plan.fp8_backend != "xla":
@@ -633,54 +505,11 @@ class IslandRun:
         return [
             f"site {transport.site} of {transport.sites}, a runtime of its own: "
             f"{parameters} parameters; {state_bytes} of state per device",
-            f"a step of a site: {self._sent} {held}",
+            f"a step of a site: {self.links.sent} {held}",
             *self.resolved.notes,
         ]
-
-
-def _exchange(transport: Transport, kind: str, membership: SiteMembership | None) -> Exchange:
-    """Return an exchange of all sites, or of those that take part."""
-    if membership is None:
-        return Exchange(transport, kind)
-    return Exchange(transport, kind, membership.agreed)
 
 
 def _on_mesh(plan: StepPlan, batch: Batch, count: int) -> dict[str, jax.Array]:
     """Put this process's share of the `count` sequences of its site on the mesh."""
     return global_batch(plan, count, sequences_of_process(plan, count), batch)
-
-
-def _walks(
-    config: RunConfig,
-    resolved: Step,
-    plan: StepPlan,
-    transports: Sequence[Transport],
-    before: Sequence[Walk | None],
-) -> SiteWalks:
-    """Make the walks of this process's stages; each goes on from the one before, if there is one.
-
-    Args:
-        config: the run of all sites.
-        resolved: its choices, for the batch of `config`.
-        plan: the step of the site.
-        transports: joins each of the stages to those of other sites.
-        before: walks over the same transports.
-    """
-    parts, lists = site_parts(config, resolved), action_lists(config, resolved)
-    walks, meshes = [], stage_meshes(plan.mesh)
-    for number, stage, last in zip(own_stages(plan.mesh), transports, before, strict=True):
-        on_stage = dataclasses.replace(plan, mesh=meshes[number])
-        programs = site_programs(config, parts[stage.site], on_stage)
-        ahead = fetched_ahead(lists, stage.site)
-        walks.append(Walk(lists[stage.site], ahead, programs, stage, last))
-    return SiteWalks(walks, config.mesh.stage)
-
-
-def _walks_of_batch(
-    config: RunConfig, resolved: Step, before: SiteWalks, mesh: Mesh, sequences: int
-) -> SiteWalks:
-    """Make the walks of batches of so many sequences, which go on from those of other batches."""
-    step = resolved.of_batch(sequences)
-    plan = island_plan(config, step.layout, mesh)
-    transports = [walk.transport for walk in before.walks]
-    return _walks(config.of_batch(sequences), step, plan, transports, before.walks)

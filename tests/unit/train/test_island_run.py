@@ -198,7 +198,7 @@ def test_validation_is_that_of_one_program(trained, batches):
 
 def test_facts_count_the_messages_of_a_step(trained):
     run = trained[2].runs[0]
-    facts = run_facts(run.config, run.plan, None, run.sent_bytes, run.sequences)
+    facts = run_facts(run.config, run.plan, None, run.links.sent_bytes, run.sequences)
     assert facts.tokens_per_step == ROWS * 32
     # Every parameter once, in float64, padded to the two ranks of a site.
     parameters = sum(
@@ -209,9 +209,9 @@ def test_facts_count_the_messages_of_a_step(trained):
 
 def test_traffic_of_a_step_names_sites_bytes_and_the_causes_of_waits(trained):
     for run, peer in zip(trained[2].runs, NAMES[::-1], strict=True):
-        (site, traffic), *others = run.link_traffic().items()
+        (site, traffic), *others = run.links.traffic().items()
         assert (site, others) == (peer, [])
-        assert traffic.sent_bytes == traffic.received_bytes == run.sent_bytes
+        assert traffic.sent_bytes == traffic.received_bytes == run.links.sent_bytes
         # Two buckets and the scalars.
         assert 1 <= traffic.messages_in_flight <= 3
         assert set(traffic.wait_seconds) == {"bucket", "scalars", "offer"}
@@ -496,7 +496,7 @@ def test_islands_planned_anew_compress_their_gradients(trained, batches):
     communication = own.communication.model_copy(update={"gradient_compression": "int8"})
     anew = changed(islands, communication=communication)
     for run, own in zip(anew.runs, anew.states, strict=True):
-        assert run.sent_bytes < 0.2 * islands.runs[0].sent_bytes
+        assert run.links.sent_bytes < 0.2 * islands.runs[0].links.sent_bytes
         assert not any(leaf.any() for leaf in jax.tree.leaves(own.stages[0].error_feedback))
     for batch in batches[2:]:
         first, second = anew.step(batch)
@@ -552,10 +552,15 @@ def test_three_sites_of_virtual_stages_in_fp8_agree_on_their_messages():
     for site, run in enumerate(runs):
         assert run.table_sites == [0, 2]
         for other, peer in enumerate(runs):
-            np.testing.assert_array_equal(run.link_bytes[other], peer.link_bytes[site][::-1])
+            np.testing.assert_array_equal(
+                run.links.bytes_by_site[other], peer.links.bytes_by_site[site][::-1]
+            )
     # Activations leave from the last stage of a site, their cotangents from the first one.
-    assert [runs[0].stage_bytes[:, 1, 0].argmax(), runs[1].stage_bytes[:, 0, 0].argmax()] == [1, 0]
-    assert runs[0].link_bytes[1, 0] > 4 * runs[0].link_bytes[2, 0] > 0
+    assert [
+        runs[0].links.stage_bytes[:, 1, 0].argmax(),
+        runs[1].links.stage_bytes[:, 0, 0].argmax(),
+    ] == [1, 0]
+    assert runs[0].links.bytes_by_site[1, 0] > 4 * runs[0].links.bytes_by_site[2, 0] > 0
 
 
 def test_products_that_xla_does_not_make_in_fp8_end_the_run():

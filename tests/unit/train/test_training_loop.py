@@ -47,6 +47,22 @@ FACTS = RunFacts(
 )
 
 
+class CountingLinks:
+    """Links whose traffic a test writes."""
+
+    planned_wait, sent_bytes = None, None
+
+    def __init__(self):
+        self.of_sites, self.told, self.heard = {}, [], {}
+
+    def traffic(self):
+        return self.of_sites
+
+    def exchange_figures(self, figures):
+        self.told.append(json.loads(figures))
+        return self.heard
+
+
 class CountingRuntime:
     """The state is the number of steps done; hooks stand for what happens during a step."""
 
@@ -58,8 +74,7 @@ class CountingRuntime:
         self.during = {}
         self.skipped_from = None
         self.loss_scale = None
-        self.links = {}
-        self.told, self.heard = [], {}
+        self.links = CountingLinks()
 
     def initial_state(self):
         return 0
@@ -83,15 +98,6 @@ class CountingRuntime:
         if self.loss_scale is not None:
             metrics["loss_scale"] = np.float32(self.loss_scale)
         return done, metrics
-
-    planned_wait = None
-
-    def link_traffic(self):
-        return self.links
-
-    def exchange_figures(self, figures):
-        self.told.append(json.loads(figures))
-        return self.heard
 
     def evaluate(self, state, batch, others):
         self.evaluated.append(state)
@@ -164,14 +170,16 @@ def loop_of(runtime, checkpoints=None, **changes):
             runtime=runtime,
             facts=FACTS,
             config=config,
-            loader=Sequences(),
-            site_batches=SiteBatches(lambda site: Sequences()),
-            checkpointer=checkpoints,
+            opened=types.SimpleNamespace(
+                loader=Sequences(),
+                site_batches=SiteBatches(lambda site: Sequences()),
+                checkpointer=checkpoints,
+                watchdog=watchdog,
+            ),
             save=lambda _, step, state, metadata: checkpoints.save(step, state, metadata),
             writer=Lines(),
             directory=None,
             progress=Progress(console, STEPS, 0, 0, STEPS * BATCH),
-            watchdog=watchdog,
             profiler=StepProfiler(Path("unused"), config.profile, 0, watchdog, console.print),
             stop_signals=stop,
             log=console.print,
@@ -185,7 +193,7 @@ def loop_of(runtime, checkpoints=None, **changes):
 def test_a_trainer_that_waits_in_a_step_is_watched():
     runtime, watched = CountingRuntime(), []
     with loop_of(runtime) as loop:
-        runtime.during[3] = lambda: watched.append(loop.watchdog._running)
+        runtime.during[3] = lambda: watched.append(loop.opened.watchdog._running)
         loop.run(lambda: StartPoint(runtime.initial_state(), 0, 0))
     assert [(each.number, each.kind) for each in watched] == [(3, "dispatch")]
 
@@ -210,7 +218,7 @@ def test_the_watchdog_knows_what_the_host_does_at_every_moment():
     class Slow(Sequences):
         def iterate(self, consumed):
             for batch in super().iterate(consumed):
-                watched.append(loop.watchdog._running[:2])
+                watched.append(loop.opened.watchdog._running[:2])
                 yield batch
 
         def validation(self, name):
@@ -218,13 +226,13 @@ def test_the_watchdog_knows_what_the_host_does_at_every_moment():
 
     class Watched(Checkpoints):
         def wait(self):
-            watched.append(loop.watchdog._running[:2])
+            watched.append(loop.opened.watchdog._running[:2])
             return super().wait()
 
     with loop_of(runtime, Watched(every=100)) as loop:
-        loop.loader = Slow()
+        loop.opened.loader = Slow()
         loop.run(lambda: StartPoint(0, 0, 0))
-        watched.append(loop.watchdog._running[:2])
+        watched.append(loop.opened.watchdog._running[:2])
     data = [(step, "data") for step in range(1, STEPS + 1)]
     assert watched == [*data, (STEPS, "save"), (STEPS, "host work")]
 
@@ -268,7 +276,7 @@ def test_a_step_is_timed_by_its_end_not_by_when_the_host_reads_it(monkeypatch):
 @pytest.mark.parametrize("sites", [["west"], ["west", "north"]])
 def test_a_wait_that_the_plan_expects_is_marked_planned(sites):
     runtime = CountingRuntime()
-    runtime.planned_wait = PlannedWait(0.125, sites)
+    runtime.links.planned_wait = PlannedWait(0.125, sites)
     with loop_of(runtime) as loop:
         loop.run(lambda: StartPoint(0, 0, 0))
     step = loop.writer.lines[2][1]
@@ -280,7 +288,7 @@ def test_a_wait_that_the_plan_expects_is_marked_planned(sites):
 
 def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
     runtime = CountingRuntime()
-    runtime.links = {
+    runtime.links.of_sites = {
         "west": LinkTraffic(
             4_000_000, 2_000_000, 3, {"bucket": 0.02, "offer": 0.0}, SocketFigures(0.021, 7)
         ),
@@ -310,14 +318,14 @@ def test_traffic_with_each_site_is_in_metrics_progress_and_totals():
 
 def test_sites_tell_each_other_their_figures_in_every_step():
     runtime = CountingRuntime()
-    runtime.links = {"west": LinkTraffic(wait_seconds={"bucket": 0.25, "scalars": 0.5})}
+    runtime.links.of_sites = {"west": LinkTraffic(wait_seconds={"bucket": 0.25, "scalars": 0.5})}
     content = json.dumps({"step": 3, "loss": 4.5, "seconds": 2.0, "other": 1})
-    runtime.heard = {"west": ToldFigures(content.encode(), time.monotonic() - 7)}
+    runtime.links.heard = {"west": ToldFigures(content.encode(), time.monotonic() - 7)}
     with loop_of(runtime) as loop:
         loop.run(lambda: StartPoint(0, 0, 0))
-    assert [each["step"] for each in runtime.told] == list(range(1, STEPS + 1))
-    assert runtime.told[2]["wait_seconds"] == 0.75
-    assert runtime.told[2]["loss"] == pytest.approx(4.7)
+    assert [each["step"] for each in runtime.links.told] == list(range(1, STEPS + 1))
+    assert runtime.links.told[2]["wait_seconds"] == 0.75
+    assert runtime.links.told[2]["loss"] == pytest.approx(4.7)
     line = loop.writer.lines[-3][1]
     of_site = {name: value for name, value in line.items() if name.startswith("site/")}
     assert of_site.pop("site/west/age_seconds") == pytest.approx(7, abs=5)
@@ -348,7 +356,7 @@ def test_a_resumed_run_takes_the_batches_that_follow_without_a_validation_first(
     with loop_of(runtime) as loop:
         assert loop.run(lambda: StartPoint(7, 7, 50)) == STEPS
     assert runtime.batches == [50, 58, 66]
-    assert loop.checkpointer.saved[STEPS]["consumed_sequences"] == 74
+    assert loop.opened.checkpointer.saved[STEPS]["consumed_sequences"] == 74
     assert set(runtime.evaluated) == {8, 10}
 
 
@@ -356,8 +364,9 @@ def test_intervals_say_when_to_validate_and_to_save():
     runtime = CountingRuntime()
     with loop_of(runtime, Checkpoints(every=3)) as loop:
         loop.run(lambda: StartPoint(0, 0, 0))
-    assert sorted(loop.checkpointer.saved) == [3, 6, 9, 10]
-    assert loop.checkpointer.saved[3] == {"data": "of this run", "consumed_sequences": 3 * BATCH}
+    assert sorted(loop.opened.checkpointer.saved) == [3, 6, 9, 10]
+    saved = loop.opened.checkpointer.saved[3]
+    assert saved == {"data": "of this run", "consumed_sequences": 3 * BATCH}
     assert sorted(set(runtime.evaluated)) == [0, 4, 8, 10]
 
 
@@ -371,10 +380,10 @@ def test_validation_is_the_mean_over_the_targets_of_all_batches():
 def test_a_save_that_is_due_by_time_follows_the_step_that_asked():
     runtime = CountingRuntime()
     with loop_of(runtime, Checkpoints(every=100)) as loop:
-        runtime.during[5] = lambda: setattr(loop.checkpointer, "asked", True)
+        runtime.during[5] = lambda: setattr(loop.opened.checkpointer, "asked", True)
         loop.run(lambda: StartPoint(0, 0, 0))
     # The step after asks; its answer is read when another one is in flight.
-    assert sorted(loop.checkpointer.saved) == [7, 10]
+    assert sorted(loop.opened.checkpointer.saved) == [7, 10]
 
 
 def test_the_last_state_is_saved_again_until_it_is_saved():
@@ -388,7 +397,7 @@ def test_the_last_state_is_saved_again_until_it_is_saved():
 
     with loop_of(CountingRuntime(), Full(every=100)) as loop:
         loop.run(lambda: StartPoint(0, 0, 0))
-    assert loop.checkpointer.saved == {STEPS: 3}
+    assert loop.opened.checkpointer.saved == {STEPS: 3}
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -398,7 +407,7 @@ def test_a_signal_stops_the_run_and_saves_it(number, code):
     with loop_of(runtime, Checkpoints(every=100)) as loop:
         done = loop.run(lambda: StartPoint(0, 0, 0))
     assert 6 <= done < STEPS
-    assert sorted(loop.checkpointer.saved) == [done]
+    assert sorted(loop.opened.checkpointer.saved) == [done]
     assert loop.stopped_early
     assert loop.exit_code == code
 
