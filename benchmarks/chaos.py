@@ -64,7 +64,7 @@ CALM_SECONDS = 60.0
 """Time without faults at the beginning."""
 TOLERANCE = 1e-6
 """Largest relative distance of a loss from the undisturbed one."""
-STEPS_A_SECOND = 3
+STEPS_A_SECOND = 6
 """More than half a core does."""
 
 

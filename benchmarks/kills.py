@@ -44,7 +44,8 @@ from support.processes import end_by_exceptions
 from support.small_runs import write_config
 
 from geojax.config.run_config import RunConfig
-from geojax.data import Corpus, Loader, PrepareSettings, prepare
+from geojax.data import Corpus, PrepareSettings, prepare
+from geojax.train.opened_run import open_loader
 
 OUTPUT = Path(__file__).parent / "results" / "kills.json"
 MEGABITS, CORES = 40.0, 0.5
@@ -111,17 +112,7 @@ def small_config(folder: Path) -> Path:
 def write_batches(config: Path, path: Path) -> None:
     """Write the batches that geojax trains on, [batches, rows, sequence + 1], for torchft."""
     run = RunConfig.load(config)
-    loader = Loader(
-        Corpus.open(run.data, None, progress=False),
-        sequence_length=SEQUENCE,
-        global_batch_size=ROWS,
-        sequences=list(range(ROWS)),
-        ramp=run.batch.sizes,
-        seed=run.seed,
-        vocab_size=run.model.vocab_size,
-        validation_sequences=run.evaluation.sequences,
-        total_sequences=run.batch.sizes.consumed_after(run.steps),
-    )
+    loader = open_loader(run, Corpus.open(run.data, None, progress=False), list(range(ROWS)))
     batches = loader.iterate(0)
     whole = np.empty((BATCHES, ROWS, SEQUENCE + 1), np.int16)
     for number in range(BATCHES):

@@ -206,6 +206,7 @@ def one_line(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
+# mypy takes no class that is chosen at run time for a base.
 class Dumper(yaml.CSafeDumper if yaml.__with_libyaml__ else yaml.SafeDumper):  # type: ignore[misc]
     """PyYAML's safe dumper, which quotes text that `parse` would take for a number."""
 

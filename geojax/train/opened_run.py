@@ -100,9 +100,9 @@ def opened_run(
         mesh, plan, sequences = _placed(config, step, island)
         builtin = None if services is None else services.open_builtin
         corpus = Corpus.open(config.data, builtin, progress=shows_progress)
-        loader = _open_loader(config, corpus, sequences)
+        loader = open_loader(config, corpus, sequences)
         site_batches = SiteBatches(
-            lambda site: _open_loader(config, corpus, sequences_of_site(config, plan, site))
+            lambda site: open_loader(config, corpus, sequences_of_site(config, plan, site))
         )
         directory = stack.enter_context(_run_directory(config, island))
         if first:
@@ -180,7 +180,8 @@ def _run_directory(config: RunConfig, island: IslandSettings | None) -> RunDirec
     return RunDirectory(path, None if island is None else config.run_directory / CHECKPOINTS)
 
 
-def _open_loader(config: RunConfig, corpus: Corpus, sequences: list[int]) -> Loader:
+def open_loader(config: RunConfig, corpus: Corpus, sequences: list[int]) -> Loader:
+    """Open the batches of a run, of which this process reads some sequences."""
     return Loader(
         corpus,
         sequence_length=config.batch.sequence_length,

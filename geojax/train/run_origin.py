@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from geojax.checkpoint import Checkpointer, RunDirectory
+from geojax.checkpoint import RunDirectory
 from geojax.checkpoint.reading.base_weights import BASE_WEIGHTS, fingerprint, refuse_other_base
 from geojax.checkpoint.reading.compatibility import refuse_earlier_version, refuse_other_model
 from geojax.checkpoint.reading.initial_weights import InitialWeights
@@ -99,8 +99,7 @@ class RunOrigin:
     def restored(
         self,
         runtime: Runtime[Any],
-        checkpointer: Checkpointer,
-        directory: RunDirectory,
+        opened: OpenedRun,
         metadata: Mapping[str, Any],
         log: Log,
     ) -> StartPoint[Any]:
@@ -108,8 +107,7 @@ class RunOrigin:
 
         Args:
             runtime: computes the steps.
-            checkpointer: the run's checkpoints.
-            directory: the run's directory.
+            opened: the parts of the run.
             metadata: what a checkpoint says of the run.
             log: shows a line to the user.
 
@@ -117,7 +115,7 @@ class RunOrigin:
             UserError: no checkpoint is whole, or it does not fit the run.
             RunError: another site is lost.
         """
-        weights, config = self.weights, self.config
+        weights, config, directory = self.weights, self.config, opened.directory
         if self.newest is None:
             if weights is not None:
                 log(f"starting from the weights in {weights.folder}")
@@ -128,7 +126,7 @@ class RunOrigin:
                     )
             return StartPoint(run_state.begin(runtime, weights), 0, 0)
         frozen = weights if config.model.lora is not None else None
-        state, saved = run_state.restore(runtime, checkpointer, metadata["model"], frozen)
+        state, saved = run_state.restore(runtime, opened.checkpointer, metadata["model"], frozen)
         if frozen is not None:
             refuse_other_base(frozen.folder, saved[BASE_WEIGHTS], metadata[BASE_WEIGHTS])
         step = int(saved["step"])

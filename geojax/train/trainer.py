@@ -262,11 +262,8 @@ class Trainer:
 
     def _begun(self, origin: RunOrigin) -> StartPoint[Any]:
         """Restore or begin; a site that returns takes the state of the others."""
-        opened = self._opened
         if self._running is None:
-            return origin.restored(
-                self.runtime, opened.checkpointer, self.directory, self.metadata, self._log
-            )
+            return origin.restored(self.runtime, self._opened, self.metadata, self._log)
         run, running = self.runtime, self._running
         assert isinstance(run, IslandRun), "islands go on"
         batch = next(self.loader.iterate(running.consumed_sequences))

@@ -194,6 +194,7 @@ class SiteMembership(abc.ABC):
             self.poll()
             if self._to_begin and self._to_begin[0].step == step:
                 work = self._to_begin.popleft()
+                # A process alone in its site passes over a step that has begun again already.
                 if work is self._computing or self._channel.others:
                     self._go_by(work.record)
                     return work

@@ -16,11 +16,7 @@ from geojax.islands.exchange import Exchange
 from geojax.islands.going_on.returning import catch_up, rehearse, take_state
 from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.going_on.steps import SharedStep, run_step
-from geojax.islands.island_plan import (
-    island_plan,
-    own_stages,
-    site_parts,
-)
+from geojax.islands.island_plan import island_plan, own_stages, site_parts
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.programs.site_sums import SumsOfSites
 from geojax.islands.programs.values import StepInputs
@@ -50,9 +46,9 @@ from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.resolved import Step
 from geojax.step.stage_layers import staged_layers
 from geojax.step.state import TrainState, with_own_sites
+from geojax.train.islands.recorded_step import RecordedStep
 from geojax.train.islands.run_walks import walks_of_batch, walks_of_run
 from geojax.train.islands.site_links import SiteLinks, exchange_of
-from geojax.train.islands.step_timeline import RecordedStep
 from geojax.train.runtime import Batch, OtherBatches, SaveName
 from geojax.train.services import DrawTimeline
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
@@ -303,18 +299,17 @@ class IslandRun:
             made = [run_step(self.membership, walk, step, own, signals[0], records[0])]
             self.links.recount()
         if recorded:
-            timeline = RecordedStep(
+            recorded_step = RecordedStep(
                 self.config.of_batch(self.sequences),
                 self.resolved.of_batch(self.sequences),
                 self.stages,
                 self.exchange,
                 self.plan.mesh,
             )
-            timeline.draw(
+            recorded_step.draw(
                 [record for record in records if record is not None],
                 self.draw_timeline,
-                self.transport.site,
-                self.transport.site_names,
+                self.transport,
                 self.log,
                 self.put,
             )

@@ -16,6 +16,7 @@ from geojax.quantities import quantity
 from geojax.step.resolved import Step
 from geojax.train.services import DrawTimeline
 from geojax.train.writing.background_writer import Put
+from geojax.transport import Transport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +38,7 @@ class RecordedStep:
         self,
         records: Sequence[Record],
         draw_timeline: DrawTimeline | None,
-        site: int,
-        site_names: Sequence[str],
+        transport: Transport,
         log: Callable[[str], None],
         put: Put,
     ) -> None:
@@ -47,15 +47,15 @@ class RecordedStep:
         Args:
             records: what each stage of the site in this process has done.
             draw_timeline: draws it beside the simulated one; None: nothing is drawn.
-            site: number of this site.
-            site_names: the name of each.
+            transport: the way to the other sites.
             log: shows a line to the user.
             put: takes the picture to be drawn and written.
         """
-        count = self.config.mesh.stage
+        site_names, count = transport.site_names, self.config.mesh.stage
+        own = site_names[transport.site]
         if self.config.dc.role == "data":
             schedule = data_schedule(self.stages.walks[0].actions)
-            names = [site_names[site]]
+            names = [own]
         else:
             pipeline = self.resolved.pipeline
             assert pipeline is not None, "sites in role stage are stages"
@@ -68,7 +68,7 @@ class RecordedStep:
             ]
         if draw_timeline is None or jax.process_index() != 0:
             return
-        folder = self.config.run_directory / site_names[site]
+        folder = self.config.run_directory / own
         image, trace = folder / "timeline.png", folder / "timeline.json"
         named = dict(zip(names, records, strict=True))
         step = self.stages.walks[0].steps
