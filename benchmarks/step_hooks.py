@@ -29,7 +29,7 @@ STEPS, PROCESSES = 500, 2
 WARM_STEPS = 20
 BAR_MILLISECONDS = 3.0
 HOOKS = {
-    "end of a step, asked for": ("step_ends", "StepEnds.of"),
+    "end of a step, asked for": ("training_loop", "StepEnds.of"),
     "profile, before": ("step_profiler", "StepProfiler.begin_step"),
     "profile, behind": ("step_profiler", "StepProfiler.end_step"),
     "slowest process, dispatch": ("slowest", "SlowestWatch.dispatched"),
@@ -46,7 +46,7 @@ PARTS = {
 }
 """Parts of `record`."""
 THREADS = {
-    "thread: ends of steps": ("step_ends", "StepEnds._note"),
+    "thread: ends of steps": ("training_loop", "StepEnds._note"),
     "thread: slowest process": ("slowest", "SlowestWatch._work"),
     "thread: files": ("writing.background_writer", "BackgroundWriter._work"),
 }
@@ -134,7 +134,6 @@ def work(config: str, folder: Path) -> int:
         elif step == WARM_STEPS + STEPS:
             clocks.end()
 
-    # The loop has no hook for clocks, which no run needs.
     TrainingLoop._record = counted  # type: ignore[method-assign]
     code = run(["train", config])
     content = {"seconds": clocks.seconds, "calls": clocks.calls, "process_seconds": clocks.process}

@@ -202,7 +202,9 @@ def exact_stages(corpus, tmp_path_factory):
 
 def validation(run):
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [value for line in lines for name, value in line.items() if "validation" in name]
+    return [
+        value for line in lines for name, value in line.items() if name.startswith("validation/")
+    ]
 
 
 def test_stages_train_as_one_program_and_go_on_from_its_checkpoint(stages, exact_stages, tmp_path):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from geojax.train.step_ends import StepEnds, _pause
+from geojax.train.training_loop import StepEnds, _pause
 
 
 def test_an_end_is_noted_when_the_devices_are_done():
