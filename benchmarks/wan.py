@@ -25,11 +25,10 @@ card would cut them, with one header each; on a wire with an MTU of 1500 headers
 The formula is of the payload alone.
 
 Every cell is written when it is measured, and the same command goes on with what is missing. Needs
-PyTorch: pip install torch==2.13.0
+PyTorch: pip install torch==2.13.0, here or for the interpreter that --torch-python names.
 """
 
 import argparse
-import importlib.util
 import itertools
 import os
 import signal
@@ -90,6 +89,12 @@ def chosen(everyone: list[Contestant], *, quick: bool, only: list[str]) -> list[
     return [each for each in everyone if each.quick or not quick]
 
 
+def has_torch(python: str) -> bool:
+    """Whether an interpreter finds PyTorch."""
+    finds = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+    return subprocess.run([python, "-c", finds], check=False).returncode == 0
+
+
 def write_weights(folder: Path) -> Path:
     """geojax's initial weights in a file, made by a process of its own."""
     path = folder / "weights.npz"
@@ -120,7 +125,13 @@ def run_row(
             console.print(f"{title}: {number}/{len(missing)} {contestant} ...")
             try:
                 cell = measure(
-                    contestant, joined, cores, weights, arguments.rounds, arguments.steps
+                    contestant,
+                    joined,
+                    cores,
+                    weights,
+                    arguments.rounds,
+                    arguments.steps,
+                    arguments.torch_python,
                 )
                 problem = record.disagreement(contestant, cell["losses"])
             except ContestantFailed as failure:
@@ -148,6 +159,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="PART", help="contestants with this in their name"
     )
+    parser.add_argument("--torch-python", default=sys.executable, help="has torch and NumPy")
     parser.add_argument("--rounds", type=int, default=2, help="changes to the long link")
     parser.add_argument("--steps", type=int, default=2, help="steps between two changes")
     parser.add_argument(
@@ -170,9 +182,11 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> int:
         rows = LONG_ROWS
     everyone = [each for members in rows.values() for each in members]
     members = chosen(everyone, quick=arguments.quick, only=arguments.only)
-    compares = any(each.side.startswith("torch") for each in members)
-    if compares and importlib.util.find_spec("torch") is None:
-        raise UserError("this benchmark compares with PyTorch: pip install torch==2.13.0")
+    if any(each.is_torch for each in members) and not has_torch(arguments.torch_python):
+        raise UserError(
+            f"{arguments.torch_python} has no torch, with which this benchmark compares: "
+            "pip install torch==2.13.0, or give an interpreter that has it as --torch-python"
+        )
     record = Record(arguments.output, {"rounds": arguments.rounds, "steps": arguments.steps})
     failures = 0
     with tempfile.TemporaryDirectory() as folder:

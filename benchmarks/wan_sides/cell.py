@@ -22,7 +22,13 @@ START_SECONDS, STEPS_SECONDS = 300.0, 240.0
 
 
 def measure(
-    contestant: Contestant, link: Link, cores: list[int], weights: Path, rounds: int, steps: int
+    contestant: Contestant,
+    link: Link,
+    cores: list[int],
+    weights: Path,
+    rounds: int,
+    steps: int,
+    torch_python: str,
 ) -> dict[str, Any]:
     """Start the contestant's processes and let them train, over the plain and long link in turn.
 
@@ -43,7 +49,7 @@ def measure(
     began = time.monotonic()
     load = os.getloadavg()[0]
     link.shape(False)
-    with team(contestant, link, cores, weights) as workers:
+    with team(contestant, link, cores, weights, torch_python) as workers:
         started = workers.ask("start", START_SECONDS)
         first = workers.ask("steps", STEPS_SECONDS, count=CHECKED_STEPS)[0]
         more = round(WARM_UP_SECONDS * CHECKED_STEPS / first["seconds"])

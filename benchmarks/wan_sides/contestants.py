@@ -37,6 +37,11 @@ class Contestant:
     def __str__(self) -> str:
         return f"{self.name}, {self.variant}" if self.variant else self.name
 
+    @property
+    def is_torch(self) -> bool:
+        """Whether its processes import PyTorch instead of JAX."""
+        return self.side.startswith("torch")
+
 
 def contestants() -> list[Contestant]:
     """All of them, in the table's order."""

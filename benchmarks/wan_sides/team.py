@@ -41,7 +41,13 @@ class Team:
     """The processes of one contestant."""
 
     def __init__(
-        self, contestant: Contestant, link: Link, cores: list[int], weights: Path, folder: Path
+        self,
+        contestant: Contestant,
+        link: Link,
+        cores: list[int],
+        weights: Path,
+        folder: Path,
+        torch_python: str,
     ):
         self._sites = [site.name for site in link.wan.sites]
         self._logs = [folder / f"{site}.log" for site in self._sites]
@@ -61,7 +67,12 @@ class Team:
                 "blocking": contestant.blocking,
                 "link": link.wan.settings.model_dump(),
             }
-            worker = [sys.executable, "-m", f"wan_sides.{contestant.side}", json.dumps(work)]
+            worker = [
+                torch_python if contestant.is_torch else sys.executable,
+                "-m",
+                f"wan_sides.{contestant.side}",
+                json.dumps(work),
+            ]
             with self._logs[process].open("wb") as log:
                 started = subprocess.Popen(
                     [*site.command_prefix, *worker],
@@ -134,10 +145,12 @@ class Team:
 
 
 @contextlib.contextmanager
-def team(contestant: Contestant, link: Link, cores: list[int], weights: Path) -> Iterator[Team]:
+def team(
+    contestant: Contestant, link: Link, cores: list[int], weights: Path, torch_python: str
+) -> Iterator[Team]:
     """The processes of a contestant, which end with the context."""
     with tempfile.TemporaryDirectory() as folder:
-        processes = Team(contestant, link, cores, weights, Path(folder))
+        processes = Team(contestant, link, cores, weights, Path(folder), torch_python)
         try:
             yield processes
         finally:
