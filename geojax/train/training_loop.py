@@ -252,7 +252,9 @@ class TrainingLoop(Generic[State]):
             slowest,
             long_lived_apart() as leave_apart,
         ):
-            return self._train(begin(), leave_apart)
+            begun = begin()
+            leave_apart()  # a site that returns has compiled
+            return self._train(begun, leave_apart)
 
     def _train(self, begun: StartPoint[State], leave_apart: Callable[[], None]) -> State:
         state, start, consumed_sequences = begun
