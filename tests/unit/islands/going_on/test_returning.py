@@ -1,10 +1,16 @@
 """A site that died returns to the run at a boundary of a step, with the same bits."""
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax._src.test_util import count_pjit_cpp_cache_miss
 from support.mortal_islands import NAMES, TAKEN, Death, assert_same
 
 from geojax.errors import RunError
 from geojax.islands.going_on import deciding_process
+from geojax.islands.going_on.returning import rehearse
+from geojax.islands.walk import Walk
+from geojax.transport.mute import mute
 
 STEPS = 40
 
@@ -52,3 +58,21 @@ def test_a_site_of_two_processes_returns_as_one(process, islands, undisturbed, t
     assert 2 < run.returned_at[0] < STEPS
     assert_same(run, undisturbed)
     run.assert_processes_agree()
+
+
+def test_a_step_after_a_rehearsal_finds_its_programs_at_once(islands):
+    island = islands.islands[0]
+    built = island.walk
+    walk = Walk(built.actions, built.windows, built.programs, mute(0, NAMES))
+    island.state = jax.tree.map(jnp.copy, islands.first_states[0])
+    inputs, signals = island.inputs(islands.batches[0]), island.signals()
+    state = rehearse(walk, island.state, signals, inputs)
+
+    sums = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding), walk.programs.sums
+    )
+    island.state, _ = walk.programs.update(state, sums)
+    inputs = island.inputs(islands.batches[0])
+    with count_pjit_cpp_cache_miss() as looked_up:
+        walk.step(island.state, signals, [inputs])
+        assert looked_up() == 0
