@@ -18,7 +18,7 @@ from geojax.islands.traffic import LinkTraffic
 from geojax.quantities import quantity
 from geojax.topology import Topology
 from geojax.train.islands.site_rates import tell_rates, with_told_rates
-from geojax.train.links.agreement import LinksOfIslands
+from geojax.train.links.agreement import AgreementOfIslands
 from geojax.transport import MeasuredLink, ToldFigures, Transport
 
 
@@ -130,11 +130,11 @@ class SiteLinks:
         if process > 0 and process % together == 0 and is_due:
             tell_rates(self._own_links())
 
-    def agreement(self, topology: Topology) -> LinksOfIslands:
+    def agreement(self, topology: Topology) -> AgreementOfIslands:
         """Return the agreement on links that have changed, which each site times for itself."""
         names = tuple(self.transport.site_names)
         exchange = exchange_of(self.transport, "links", self.membership)
-        return LinksOfIslands(exchange, self.mesh, names)
+        return AgreementOfIslands(exchange, self.mesh, names)
 
     def lines(self) -> list[str]:
         """Return what the log says of the messages between sites."""

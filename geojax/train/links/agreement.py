@@ -30,8 +30,8 @@ class LinkAgreement(Protocol):
         ...
 
 
-class LinksOfOneProgram:
-    """Links that all devices time together, beside the round trips that process 0 knows.
+class AgreementOfOneProgram:
+    """Agreement on links that all devices time together; process 0 knows the round trips.
 
     Args:
         mesh: the run's.
@@ -67,8 +67,8 @@ class LinksOfOneProgram:
         barrier("compiled anew", timeout_seconds)
 
 
-class LinksOfIslands:
-    """Links that each site times on its own messages, exchanged between the sites.
+class AgreementOfIslands:
+    """Agreement of sites that each time the links on their own messages.
 
     Args:
         exchange: the site's.

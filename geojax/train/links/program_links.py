@@ -15,7 +15,7 @@ from geojax.runtime.liveness.heartbeat import read_heartbeats
 from geojax.step.resolved import Step
 from geojax.topology import Topology
 from geojax.train.link_figures import PlannedWait
-from geojax.train.links.agreement import LinksOfOneProgram
+from geojax.train.links.agreement import AgreementOfOneProgram
 from geojax.transport import MeasuredLink, ToldFigures
 
 
@@ -71,13 +71,13 @@ class ProgramLinks:
         """Tell nobody: all sites have the same program."""
         return {}
 
-    def agreement(self, topology: Topology) -> LinksOfOneProgram:
+    def agreement(self, topology: Topology) -> AgreementOfOneProgram:
         """Return the agreement on links that have changed, which all devices time together.
 
         Raises:
             UserError: the topology does not describe a link.
         """
-        return LinksOfOneProgram(self.mesh, site_names(self.mesh, topology), topology)
+        return AgreementOfOneProgram(self.mesh, site_names(self.mesh, topology), topology)
 
     def lines(self) -> list[str]:
         """Return what the log says of the messages between sites."""

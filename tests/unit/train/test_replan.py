@@ -18,7 +18,7 @@ from geojax.planner.resolve.changed_links import planned_for
 from geojax.planner.resolve.resolve import resolve
 from geojax.topology import Topology
 from geojax.train.adapt.replan import Replanning
-from geojax.train.links.agreement import LinksOfIslands, LinksOfOneProgram
+from geojax.train.links.agreement import AgreementOfIslands, AgreementOfOneProgram
 from geojax.train.links.deviations import LinkFigures, LinkRequest, with_links
 from geojax.train.links.link_meter import LinkMeter
 from geojax.transport import loopback
@@ -188,7 +188,7 @@ def test_a_run_planned_anew_goes_on_with_the_same_losses(small):
 def test_one_program_times_its_links_when_process_0_asks(small, monkeypatch):
     rates = {NAMES: 1e8}
     monkeypatch.setattr(LinkMeter, "rates", lambda meter: rates)
-    links = LinksOfOneProgram(mesh_of(small), NAMES, small.load_topology())
+    links = AgreementOfOneProgram(mesh_of(small), NAMES, small.load_topology())
     assert links.changed(LinkRequest(), 1.0) is None
     slow = LinkRequest(unexplained=True)
     as_described = dict.fromkeys((NAMES, NAMES[::-1]), LinkFigures(None, RATE))
@@ -214,7 +214,7 @@ def test_islands_agree_on_what_each_has_measured():
     requests = [LinkRequest({"west": figures}), LinkRequest()]
 
     def of_site(transport, mesh):
-        links = LinksOfIslands(Exchange(transport, "links"), mesh, NAMES)
+        links = AgreementOfIslands(Exchange(transport, "links"), mesh, NAMES)
         return [
             links.changed(request, 1.0) for request in (requests[transport.site], LinkRequest())
         ]
