@@ -35,6 +35,7 @@ from geojax.planner.memory import CompiledMemory, step_memory
 from geojax.planner.resolve.choices import scans_layers
 from geojax.precision import RECIPES, Backend, chosen_backend, policy
 from geojax.runtime import apply_xla_flags, flags_in_force
+from geojax.runtime.platform import platform_of
 from geojax.runtime.xla_flags import expected_platform
 from geojax.step.plan import StepPlan
 from geojax.step.program import batch_on_mesh, batch_shape, lower_step, signals_on_mesh
@@ -108,7 +109,7 @@ def measure(work: dict[str, Any]) -> dict[str, Any]:
     chosen = {name: work[name] for name in ("remat", "precision", "scan_layers")}
     layout = Layout(batch=sizes, **chosen)
     mesh = make_mesh(devices=jax.devices()[:1])
-    layout = layout.changed(scan_layers=scans_layers(layout, model, mesh))
+    layout = layout.changed(scan_layers=scans_layers(layout, model, platform_of(mesh)))
     plan = StepPlan(mesh, policy(work["precision"]), layout, **backend)
     optimizer = make_optimizer(settings, FOREVER)
     schedule = learning_rate_schedule(settings, FOREVER)

@@ -62,8 +62,8 @@ class Layout(Settings):
     scan_layers: bool | Literal["auto"] = "auto"
     """Loop over the layers. false: the program holds each layer by itself, takes less time and
     memory and four times as long to compile. "auto": false on GPUs for at most 64 layers without
-    full remat, where it can be: in one program that sends nothing while layers are computed
-    (data-parallel ranks with ZeRO 0 or 1 and without overlap_grad_reduce)."""
+    full remat, where it can be: in programs that send nothing while layers are computed
+    (data-parallel ranks with ZeRO 0 or 1 and without overlap_grad_reduce; stages of islands)."""
 
     communication: CommunicationSettings = CommunicationSettings()
     """Buckets and compression of the gradients."""
@@ -184,10 +184,8 @@ class Layout(Settings):
     @property
     def needs_layer_loops(self) -> str | None:
         """The setting for which layers stand in loops, if any."""
-        if self.pipeline_stages > 1:
+        if self.pipeline_stages > 1 and self.dc.join != "islands":
             return f"{self.pipeline_stages} pipeline stages"
-        if self.dc.join == "islands":
-            return "dc.join=islands"
         for axis in ("expert", "context", "tensor"):
             if (size := getattr(self.mesh, axis)) > 1:
                 return f"mesh.{axis}={size}"

@@ -92,6 +92,8 @@ class ForwardBackward:
             dropout_key=self.dropout_key,
             remat=plan.layout.remat,
         )
+        if not plan.scans_layers:
+            chunk = dataclasses.replace(chunk, layers=chunk.layers.unrolled)
         factor = self.gradient_factor
         if factor is None:
             return chunk
@@ -139,8 +141,6 @@ class ForwardBackward:
             batch, after_result = lax.optimization_barrier((batch, after_result))
             batch = after(batch, after_result)
         plan, chunk = self.plan, self.whole_model
-        if not plan.scans_layers:
-            chunk = dataclasses.replace(chunk, layers=chunk.layers.unrolled)
         context = chunk.functions.context(batch)
         forward = chunk.forward(
             self._chunk_weights(non_layer_params, layers),

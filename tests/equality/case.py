@@ -242,8 +242,8 @@ class Case:
             return "one device is what all are compared with"
         if self.zero == "1 across sites" and (self.dc == 1 or self.through_sites):
             return "state is shared across replicas"
-        if self.loops and (self.schedule or self.join == "islands"):
-            return "layers of stages and islands are in loops"
+        if self.loops and self.schedule and self.join != "islands":
+            return "layers of stages are in loops"
         if self.loops and (self.overlap or self.zero[0] in "23"):
             return "what is sent beside layers is in loops over them"
         if self.head and (self.axes["stage"] == 1 or self.model.num_nextn_predict_layers):
@@ -539,6 +539,17 @@ MORE = (
     ),
     # Windows across keys that are gathered, also when a layer is computed again.
     Case("gemma", context="all_gather", remat="full"),
+    # Programs of islands that hold each layer by itself.
+    Case(
+        "gemma",
+        sites="2 replicas",
+        join="islands",
+        rows="data",
+        remat="selective",
+        accumulation="accumulation",
+        loops="unrolled",
+    ),
+    Case("gpt3", "1f1b", "2 stages", join="islands", remat="selective", loops="unrolled"),
 )
 """Cases that no pair of kinds asks for."""
 

@@ -8,6 +8,7 @@ the walk, microbatch by microbatch.
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -92,11 +93,15 @@ class ChunkPasses:
             gathered = gather_layers(own, layouts, plan, own_amax, quantized=quantized)
             return attach_amax(gathered, own_amax)
 
+        def spans(layers: range) -> Iterator[tuple[range, bool]]:
+            """Yield the spans of a chunk, each with True where it is quantized."""
+            for span, matmul in plan.matmul.spans_within(layers, part.model.num_stacked_layers):
+                length = len(span) if plan.scans_layers else 1
+                for first in span[::length]:
+                    yield range(first, first + length), matmul.recipe == plan.policy.recipe
+
         chunks = {
-            chunk: [
-                span_weights(chunk, span, matmul.recipe == plan.policy.recipe)
-                for span, matmul in plan.matmul.spans_within(layers, part.model.num_stacked_layers)
-            ]
+            chunk: [span_weights(chunk, *span) for span in spans(layers)]
             for chunk, layers in part.chunks.items()
         }
         non_layer = gather_weights(without_layers(parameters), without_layers(self.layouts), plan)

@@ -43,7 +43,8 @@ def resolved_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     plan = plan_of_layout(config, layout, mesh, ticks)
     plan = with_buckets(config, within_memory(config, plan))
     layout = settled_layout(plan)
-    layout = layout.changed(scan_layers=scans_layers(layout, config.model, mesh))
+    scans = scans_layers(layout, config.model, platform_of(mesh))
+    layout = layout.changed(scan_layers=scans)
     return dataclasses.replace(plan, layout=layout)
 
 
@@ -79,8 +80,8 @@ def _first_site(
         return None
 
 
-def scans_layers(layout: Layout, model: AnyModel, mesh: Mesh) -> bool:
-    """Return True if the step of a model on a mesh loops over its layers.
+def scans_layers(layout: Layout, model: AnyModel, platform: Platform) -> bool:
+    """Return True if the step of a model loops over its layers on a platform.
 
     XLA for GPUs would send what a loop sends beside each layer after all of them.
     """
@@ -88,7 +89,7 @@ def scans_layers(layout: Layout, model: AnyModel, mesh: Mesh) -> bool:
         return layout.scan_layers
     # With full remat a layer keeps so little that its stacks are small.
     gains = model.num_stacked_layers <= MOST_UNROLLED_LAYERS and layout.remat != "full"
-    return not (gains and platform_of(mesh) is GPU and layout.needs_layer_loops is None)
+    return not (gains and platform is GPU and layout.needs_layer_loops is None)
 
 
 def settled_layout(plan: StepPlan) -> Layout:

@@ -13,7 +13,7 @@ from geojax.mesh import make_mesh
 from geojax.models.flops import model_flops
 from geojax.planner.memory import TracedStep
 from geojax.planner.resolve.changed_links import planned_for
-from geojax.planner.resolve.choices import chunks_of_run, resolved_plan, settled
+from geojax.planner.resolve.choices import chunks_of_run, resolved_plan, scans_layers, settled
 from geojax.planner.resolve.link_plan import link_lines
 from geojax.planner.resolve.pipeline_plan import costs_of_stages
 from geojax.planner.resolve.preflight import Preflight, preflight
@@ -107,6 +107,7 @@ def _islands(config: RunConfig, sites: Sequence[Devices]) -> _Made:
         parallelism={"chunks": chunks_of_run(config, platform)},
         pipeline={"head": "last_stage"},
     )
+    layout = layout.changed(scan_layers=scans_layers(layout, config.model, platform))
     staged = chosen_layers(config)
     if staged is None:
         by_kind = {
@@ -135,7 +136,6 @@ def _settled(layout: Layout, bucket_layers: int) -> Layout:
     given = {name: getattr(layout.communication, name) for name in chosen}
     buckets = {name: chosen[name] if value == "auto" else value for name, value in given.items()}
     ticks = layout.pipeline.hop_ticks
-    layout = layout.changed(scan_layers=True)
     return settled(layout, buckets, 1 if ticks == "auto" else ticks)
 
 

@@ -82,6 +82,13 @@ DATA_CASES = {
     ),
     # Each gradient comes once and is written, not added.
     "llama, one microbatch": (2, {"data": 1}, {"chunks": 2, "held": 1}, {}),
+    # Each layer by itself, as in programs for GPUs.
+    "moe, unrolled": (
+        2,
+        {"data": 2},
+        {"chunks": 2, "held": 2},
+        {"microbatches": 2, "scan_layers": False},
+    ),
 }
 
 
@@ -103,15 +110,15 @@ def test_role_data_equals_one_device_and_sites_are_equal_to_the_bit(case):
         jax.tree.map(close, first, state)
 
 
-@pytest.mark.parametrize("zero_stage", [1, 3])
-def test_fp8_with_a_history_of_each_site_equals_one_program_with_the_same_sites(zero_stage):
+@pytest.mark.parametrize("form", [{"zero_stage": 1}, {"zero_stage": 3}, {"scan_layers": False}])
+def test_fp8_with_a_history_of_each_site_equals_one_program_with_the_same_sites(form):
     sites, axes = 2, {"data": 2}
     with jax.enable_x64(True):
         model = family("llama")
         recipe = RECIPES["delayed"]
         own = dataclasses.replace(policy("fp64"), recipe=recipe)
         mesh = make_mesh(devices=jax.devices()[:4], dc=sites, **axes)
-        options = {"microbatches": 2, "zero_stage": zero_stage}
+        options = {"microbatches": 2} | form
         together = OneProgram(model, step_plan_on(mesh, own, **options))
         plans = [
             dataclasses.replace(plan, policy=own) for plan in site_plans(sites, axes, **options)
@@ -152,26 +159,28 @@ FAR = Costs.uniform(4, 1.0, 2.0, hop=Hop(1.0))
 
 STAGE_CASES = {
     # A table that two sites hold; dropout.
-    "gpt3": (one_forward_one_backward(3, 2), 1, {"data": 2}),
+    "gpt3": (one_forward_one_backward(3, 2), 1, {"data": 2}, {}),
     # A split backward; an untied head.
-    "nemotron": (zero_bubble_h1(2, 3), 1, {"data": 2, "tensor": 2}),
-    "moe": (back_and_forth(2), 1, {"data": 2, "expert": 2}),
+    "nemotron": (zero_bubble_h1(2, 3), 1, {"data": 2, "tensor": 2}, {}),
+    "moe": (back_and_forth(2), 1, {"data": 2, "expert": 2}, {}),
     # Two stages in each of two sites, which run ahead; a table that the first and the last hold.
-    "four layers": (geopipe(6, FAR), 2, {"data": 2}),
+    "four layers": (geopipe(6, FAR), 2, {"data": 2}, {}),
     # A head of anybody's that is tied to the embedding, on another site and on the same.
-    "own model": (one_forward_one_backward(3, 2), 1, {"data": 2}),
-    "own model, both ends on a site": (back_and_forth(2), 1, {"data": 1}),
+    "own model": (one_forward_one_backward(3, 2), 1, {"data": 2}, {}),
+    "own model, both ends on a site": (back_and_forth(2), 1, {"data": 1}, {}),
+    # Each layer by itself, in both halves of a split backward.
+    "llama": (zero_bubble_h1(2, 3), 1, {"data": 2}, {"scan_layers": False}),
 }
 
 
 @pytest.mark.parametrize("case", STAGE_CASES)
 def test_role_stage_equals_one_device(case):
-    schedule, stages_per_site, axes = STAGE_CASES[case]
+    schedule, stages_per_site, axes, options = STAGE_CASES[case]
     stages = schedule.placement.stages
     with jax.enable_x64(True):
         wanted, state = alone(case)
         model = family(case)
-        plans = site_plans(stages, axes, microbatches=schedule.microbatches)
+        plans = site_plans(stages, axes, microbatches=schedule.microbatches, **options)
         islands = stage_islands(model, plans, schedule, stages_per_site)
         batch = make_batch(model)
         for _ in range(STEPS):

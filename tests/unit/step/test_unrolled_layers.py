@@ -6,8 +6,8 @@ from support.equality import assert_equal_gradients, on_layout
 
 from geojax.config.layout import Layout
 from geojax.models import ModelConfig
-from geojax.planner.abstract_mesh import abstract_mesh
 from geojax.planner.resolve.choices import MOST_UNROLLED_LAYERS, scans_layers
+from geojax.runtime.platform import CPU, GPU
 
 BATCH = {"global_batch_size": 8, "sequence_length": 16, "microbatches": 2}
 MODEL = ModelConfig.load("llama3-8b")
@@ -17,18 +17,21 @@ def layout_with(**sections):
     return Layout.model_validate({"batch": BATCH} | sections)
 
 
-def loops(layout, model=MODEL, platform="gpu"):
-    mesh = abstract_mesh(layout.mesh.model_dump(), platform=platform)
-    return scans_layers(layout, model, mesh)
+def loops(layout, model=MODEL, platform=GPU):
+    return scans_layers(layout, model, platform)
 
 
 def test_programs_for_gpus_are_unrolled_where_nothing_travels_beside_layers():
     assert not loops(layout_with())
     assert not loops(layout_with(mesh={"data": 4}, zero={"stage": 1}))
-    assert loops(layout_with(), platform="cpu")
+    assert not loops(layout_with(mesh={"dc": 2}, dc={"join": "islands"}))
+    stages = {"join": "islands", "role": "stage"}
+    assert not loops(layout_with(mesh={"dc": 2, "stage": 2}, dc=stages))
+    assert loops(layout_with(mesh={"dc": 2, "tensor": 2}, dc={"join": "islands"}))
+    assert loops(layout_with(), platform=CPU)
     assert loops(layout_with(remat="full"))
     assert loops(layout_with(scan_layers=True))
-    assert not loops(layout_with(scan_layers=False), platform="cpu")
+    assert not loops(layout_with(scan_layers=False), platform=CPU)
     many = MODEL.replace(num_hidden_layers=MOST_UNROLLED_LAYERS + 1)
     assert loops(layout_with(), many)
 
@@ -41,7 +44,6 @@ LOOPS = {
     "zero.stage=3": {"mesh": {"data": 4}, "zero": {"stage": 3}},
     "communication.overlap_grad_reduce": {"communication": {"overlap_grad_reduce": True}},
     "2 pipeline stages": {"mesh": {"stage": 2}},
-    "dc.join=islands": {"mesh": {"dc": 2}, "dc": {"join": "islands"}},
 }
 
 
