@@ -1,5 +1,6 @@
 """The lists of actions of sites with runtimes of their own, and the messages that they offer."""
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -50,8 +51,16 @@ def action_lists(config: RunConfig, step: Step, shares: Shares | None = None) ->
 
 def data_lists(work: IslandWork, shares: Shares, microbatches: int) -> Lists:
     """List the actions of each site in role data, where all sites have the same work a share."""
+    return _data_lists(work, tuple(map(tuple, shares)), microbatches)
+
+
+# A step waits for the lists of shares that it has not had before.
+@functools.lru_cache(maxsize=64)
+def _data_lists(
+    work: IslandWork, shares: tuple[tuple[int, ...], ...], microbatches: int
+) -> tuple[tuple[SiteAction, ...], ...]:
     order = breadth_first(len(work.layers), microbatches, work.held_microbatches)
-    return [data_actions(order, site, shares) for site in range(len(shares))]
+    return tuple(data_actions(order, site, shares) for site in range(len(shares)))
 
 
 def stage_lists(config: RunConfig, schedule: Schedule) -> Lists:
