@@ -11,8 +11,8 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,6 +42,15 @@ class Blend(Protocol):
 
     def origin(self, number: int) -> SequenceOrigin:
         """Return the origin of a sequence."""
+
+
+class _ReadAhead(NamedTuple):
+    """A batch that is read before anybody asks for it, and those behind it."""
+
+    consumed: int
+    """Sequences of the run before the batch."""
+    batch: Batch
+    following: Generator[Batch]
 
 
 class Loader:
@@ -112,6 +121,7 @@ class Loader:
         self._read_options = grain.ReadOptions(
             num_threads=threads, prefetch_buffer_size=max(prefetch, threads)
         )
+        self._ahead: _ReadAhead | None = None
         self._total_sequences = total_sequences if corpus.order == "megatron" else None
         self._blend = self._open_blend()
         self._held_out = {
@@ -165,6 +175,30 @@ class Loader:
 
     def iterate(self, consumed: int = 0) -> Iterator[Batch]:
         """Yield the batches behind the first `consumed` sequences, endlessly, read by threads."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None or ahead.consumed != consumed:
+            ahead = self._first(consumed, ahead)
+        with contextlib.closing(ahead.following) as following:
+            yield ahead.batch
+            yield from following
+
+    def read_ahead(self, consumed: int) -> None:
+        """Read the batch behind the first `consumed` sequences now, for an `iterate` from there.
+
+        The threads that have read the batch before it read on.
+        """
+        self._ahead = self._first(consumed, self._ahead)
+
+    def _first(self, consumed: int, before: _ReadAhead | None) -> _ReadAhead:
+        """Read the batch behind the first `consumed` sequences, from where `before` has come."""
+        if before is not None:
+            if before.consumed + self.ramp.size_at(before.consumed) == consumed:
+                return _ReadAhead(consumed, next(before.following), before.following)
+            before.following.close()
+        following = self._read(consumed)
+        return _ReadAhead(consumed, next(following), following)
+
+    def _read(self, consumed: int) -> Generator[Batch]:
         for phase in self.ramp.phases(consumed):
             ahead = self._batches(phase).to_iter_dataset(self._read_options)
             # Closing the generator stops the threads.

@@ -287,10 +287,14 @@ class Trainer:
         assert membership is not None, "islands go on"
         assert joined is not None, "a site with a membership has joined others"
         self._opened.watchdog.begin("start", self.step_number)
-        self.state = run.catch_up(self.state)
+
+        def come_to(step: int) -> None:
+            self.consumed_sequences = running.consumed_at(step, self.config.batch.sizes)
+            self.loader.read_ahead(self.consumed_sequences)  # all sites wait for the first batch
+
+        come_to(self.step_number)
+        self.state = run.catch_up(self.state, come_to)
         self.step_number = int(self.state.step)
-        sizes = self.config.batch.sizes
-        self.consumed_sequences = running.consumed_at(self.step_number, sizes)
         open_door(membership, joined, running)
 
     def fit(

@@ -369,7 +369,7 @@ class _Run:
         state = rehearse(walk, state, island.signals(), island.inputs(islands.batches[site]))
         state = take_state(membership, programs, state, self._steps)
         self._let_another_die(site)
-        state = catch_up(membership, programs, state)
+        state = catch_up(membership, programs, state, lambda step: None)
         self._open_door(site, joined, membership)
         self._away.discard((site, process))
         self.returned_at[site] = int(state.step)

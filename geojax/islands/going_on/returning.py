@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import time
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -78,11 +79,23 @@ def take_state(
     membership.begin_return(programs.sums, like, last_step=last_step)
     while (followed := _follow(membership, programs, state)) is None:
         time.sleep(POLL_SECONDS)
-    return followed
+    _, state = followed
+    return state
 
 
-def catch_up(membership: SiteMembership, programs: SitePrograms, state: TrainState) -> TrainState:
+def catch_up(
+    membership: SiteMembership,
+    programs: SitePrograms,
+    state: TrainState,
+    come_to: Callable[[int], None],
+) -> TrainState:
     """Do the steps that others have done meanwhile, by their sums, until this site takes part.
+
+    Args:
+        membership: the site's.
+        programs: the site's.
+        state: from `take_state`.
+        come_to: called with each step that the state has come to.
 
     Raises:
         RunError: a site that takes part is lost.
@@ -92,18 +105,20 @@ def catch_up(membership: SiteMembership, programs: SitePrograms, state: TrainSta
         if (followed := _follow(membership, programs, state)) is None:
             time.sleep(POLL_SECONDS)
         else:
-            state = followed
+            step, state = followed
+            come_to(step)
     return state
 
 
 def _follow(
     membership: SiteMembership, programs: SitePrograms, state: TrainState
-) -> TrainState | None:
-    """Do the work that has come, and return the state after it; None: there is none."""
+) -> tuple[int, TrainState] | None:
+    """Do the work that has come; return its step and the state after it, None if there is none."""
     if (work := membership.followed_work()) is None:
         return None
     action, values = work
     if isinstance(action, TakeState):
-        return dataclasses.replace(values, error_feedback=state.error_feedback, frozen=state.frozen)
+        own = {"error_feedback": state.error_feedback, "frozen": state.frozen}
+        return action.step, dataclasses.replace(values, **own)
     followed, _ = programs.update(state, values)
-    return followed
+    return action.step, followed

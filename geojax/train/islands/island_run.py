@@ -216,11 +216,14 @@ class IslandRun:
         taken = take_state(self.membership, programs, rehearsed, self.config.steps)
         return SiteState((taken,))
 
-    def catch_up(self, state: SiteState) -> SiteState:
-        """Do the steps that the others have done since `take_state`, and take part."""
+    def catch_up(self, state: SiteState, come_to: Callable[[int], None]) -> SiteState:
+        """Do the steps that the others have done since `take_state`, and take part.
+
+        `come_to` is called with each of them.
+        """
         assert self.membership is not None, "sites go on"
         (programs,), (own,) = self._programs, state.stages
-        return SiteState((catch_up(self.membership, programs, own),))
+        return SiteState((catch_up(self.membership, programs, own, come_to),))
 
     def as_saved(self, state: SiteState) -> TrainState:
         """Return the site's state as its checkpoint has it."""

@@ -304,3 +304,27 @@ def test_origins_tell_where_the_sequences_of_a_batch_lie(two_prepared, sequences
             np.testing.assert_array_equal(
                 tokens, stream.read(origin.start, origin.start + SEQUENCE)
             )
+
+
+@pytest.mark.parametrize(
+    "steps", [[3], [3, 4, 5], [3, 7], [5, 5]], ids=["one", "in turn", "a jump", "twice"]
+)
+@pytest.mark.parametrize("start", [0, 1], ids=["there", "elsewhere"])
+def test_what_is_read_ahead_changes_no_batch(corpus, steps, start):
+    loader = loader_of(corpus)
+    for step in steps:
+        loader.read_ahead(step * BATCH)
+    begin = steps[-1] + 2 * start
+    batches = list(itertools.islice(loader.iterate(begin * BATCH), 3))
+    for number, batch in enumerate(batches):
+        assert_equal_batches(batch, loader.batch(begin + number))
+
+
+def test_reading_ahead_batch_by_batch_starts_no_other_threads(corpus, monkeypatch):
+    loader, reads = loader_of(corpus), []
+    read = loader._read
+    monkeypatch.setattr(loader, "_read", lambda consumed: reads.append(consumed) or read(consumed))
+    for step in range(3, 7):
+        loader.read_ahead(step * BATCH)
+    assert_equal_batches(next(loader.iterate(6 * BATCH)), loader.batch(6))
+    assert reads == [3 * BATCH]
