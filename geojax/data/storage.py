@@ -17,7 +17,6 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -400,12 +399,7 @@ class SplitWriter:
     def __enter__(self) -> "SplitWriter":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._current:
             self._current.close()
 

@@ -91,7 +91,7 @@ class Message(NamedTuple):
     share: int = 0
 
 
-Shares: TypeAlias = Sequence[Sequence[int]]
+Shares: TypeAlias = tuple[tuple[int, ...], ...]
 """Shares of the batch that each site computes: its own first, then those of sites that are lost.
 
 A site that is lost has none. The parts of a sum are those of the shares, whichever site makes them,
@@ -112,10 +112,10 @@ def shares_of_members(sites: int, members: Sequence[int], *, keeps_batch: bool) 
         keeps_batch: they compute the shares of others; otherwise these are left out.
     """
     lost = [site for site in range(sites) if keeps_batch and site not in members]
-    return [
+    return tuple(
         (site, *lost[members.index(site) :: len(members)]) if site in members else ()
         for site in range(sites)
-    ]
+    )
 
 
 def most_shares(sites: int) -> int:

@@ -49,16 +49,9 @@ def action_lists(config: RunConfig, step: Step, shares: Shares | None = None) ->
     return stage_lists(config, step.pipeline.as_schedule)
 
 
+@functools.lru_cache(maxsize=64)  # a step waits for the lists of shares that are new
 def data_lists(work: IslandWork, shares: Shares, microbatches: int) -> Lists:
     """List the actions of each site in role data, where all sites have the same work a share."""
-    return _data_lists(work, tuple(map(tuple, shares)), microbatches)
-
-
-# A step waits for the lists of shares that it has not had before.
-@functools.lru_cache(maxsize=64)
-def _data_lists(
-    work: IslandWork, shares: tuple[tuple[int, ...], ...], microbatches: int
-) -> tuple[tuple[SiteAction, ...], ...]:
     order = breadth_first(len(work.layers), microbatches, work.held_microbatches)
     return tuple(data_actions(order, site, shares) for site in range(len(shares)))
 

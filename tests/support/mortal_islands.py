@@ -24,6 +24,7 @@ from geojax.islands.going_on.deciding_process import DecidingProcess
 from geojax.islands.going_on.following_process import FollowingProcess
 from geojax.islands.going_on.member_transport import MemberTransport
 from geojax.islands.going_on.returning import catch_up, rehearse, take_state
+from geojax.islands.going_on.site_membership import Surroundings
 from geojax.islands.going_on.steps import SharedStep, record_of_start, run_step
 from geojax.islands.walk import Walk
 from geojax.job.island_env import IslandSettings
@@ -334,22 +335,17 @@ class _Run:
         def connect(sites):
             connect_more(joined, [NAMES[site] for site in sites], LIMITS.silence_seconds)
 
+        around = Surroundings(
+            joined.transport, channel, joined.peer, connect, self._lease, self._keeps_batch
+        )
         if channel.own > 0:
-            return FollowingProcess(
-                *(joined.transport, channel, joined.peer, connect, self._lease),
-                keeps_batch=self._keeps_batch,
-            )
+            return FollowingProcess(around)
         return DecidingProcess(
-            joined.transport,
-            channel,
-            joined.peer,
-            connect,
+            around,
             self._store(),
             "record",
-            self._lease,
             5.0,
             lambda kind, step, text: self.lines[site].append(text),
-            keeps_batch=self._keeps_batch,
         )
 
     def _store(self):

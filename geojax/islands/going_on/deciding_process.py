@@ -41,7 +41,7 @@ from geojax.islands.going_on.decisions import (
     as_text,
     report_of,
 )
-from geojax.islands.going_on.site_membership import ConnectTo, PeerOf, SiteMembership
+from geojax.islands.going_on.site_membership import SiteMembership, Surroundings
 from geojax.islands.going_on.ticks import Ticks
 from geojax.islands.programs.values import StepSums
 from geojax.membership.events import (
@@ -72,10 +72,9 @@ from geojax.membership.member_state import MOST_QUEUED_STEPS, SILENT_SHARE, Memb
 from geojax.membership.notes import as_note, message_of
 from geojax.membership.record import MembershipRecord, RecordStore
 from geojax.membership.transition import member, returned, transition
-from geojax.runtime.process_channel import ProcessChannel
 from geojax.runtime.rendezvous import Presence
 from geojax.step.state import TrainState
-from geojax.transport import CarrierTransport, LostPeerError
+from geojax.transport import LostPeerError
 from geojax.transport.door import Door
 from geojax.transport.handshake import Party
 from geojax.transport.host_memory import size_of
@@ -93,36 +92,24 @@ class DecidingProcess(SiteMembership):
     """The membership of a site, in its first process.
 
     Args:
-        transport: joins the process to its counterparts in all other sites.
-        channel: joins the processes of the site.
-        peer_of: returns how the counterpart in a site is reached, by its host and its endpoint, or
-            raises `UserError`.
-        connect_more: connects with sites, by their numbers, if they answer at their doors.
+        around: what the process has around it.
         store: has the record.
         place: name of the store, as lines of the log show it.
-        lease_seconds: a site that is silent for so long is evicted.
         join_pause_seconds: longest pause for a returned site that does not catch up.
         tell: shows an event at a step to the user.
-        keeps_batch: the sites that take part compute the shares of others.
     """
 
     def __init__(
         self,
-        transport: CarrierTransport,
-        channel: ProcessChannel,
-        peer_of: PeerOf,
-        connect_more: ConnectTo,
+        around: Surroundings,
         store: RecordStore,
         place: str,
-        lease_seconds: float,
         join_pause_seconds: float,
         tell: Callable[[Literal["lost", "back"], int, str], None],
-        *,
-        keeps_batch: bool,
     ):
-        super().__init__(transport, channel, peer_of, connect_more, keeps_batch=keeps_batch)
-        self._asked = AskedStore(store, lease_seconds / 3)
-        self._place, self._lease, self._tell = place, lease_seconds, tell
+        super().__init__(around)
+        self._place, self._lease, self._tell = place, around.lease_seconds, tell
+        self._asked = AskedStore(store, self._lease / 3)
         self._join_pause = join_pause_seconds
         self._door: Door | None = None
         self._problem: str | None = None
@@ -421,7 +408,7 @@ class DecidingProcess(SiteMembership):
             self._reasons.pop(site, None)
             self._silent.discard(site)
             processes = tuple((guest.host, guest.endpoint or "") for guest in guests)
-            self._taken_up[site] = self._peer_of(site, *processes[0]).party
+            self._taken_up[site] = self._around.peer_of(site, *processes[0]).party
             self._forget_seen(site)
             self._decide(TakeUp(site, self._starts.get(site, 0) + 1, processes))
 
@@ -441,7 +428,9 @@ class DecidingProcess(SiteMembership):
             return
         site = names.index(name)
         try:
-            peer, *_ = [self._peer_of(site, each.host, each.endpoint or "") for each in presences]
+            peer, *_ = [
+                self._around.peer_of(site, each.host, each.endpoint or "") for each in presences
+            ]
         except UserError as error:
             reason = f"site {name} cannot return: {error}"
             self._tell("lost", self._state.applied + 1, reason)

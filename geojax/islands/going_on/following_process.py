@@ -10,39 +10,20 @@ from geojax.islands.going_on.decisions import (
     as_text,
     decision_of,
 )
-from geojax.islands.going_on.site_membership import ConnectTo, PeerOf, SiteMembership
+from geojax.islands.going_on.site_membership import SiteMembership, Surroundings
 from geojax.membership.events import ComputeSums, SumsReady
 from geojax.membership.member_state import SILENT_SHARE
-from geojax.runtime.process_channel import ProcessChannel
-from geojax.transport import CarrierTransport, LostPeerError
+from geojax.transport import LostPeerError
 from geojax.transport.door import Door
 from geojax.transport.peer_link import PeerLink
 
 
 class FollowingProcess(SiteMembership):
-    """The membership of a site, in any but its first process.
+    """The membership of a site, in any but its first process."""
 
-    Args:
-        transport: joins the process to its counterparts in all other sites.
-        channel: joins the processes of the site.
-        peer_of: returns how the counterpart in a site is reached, by its host and its endpoint.
-        connect_more: connects with sites, by their numbers, if they answer at their doors.
-        lease_seconds: a site that is silent for so long is evicted.
-        keeps_batch: the sites that take part compute the shares of others.
-    """
-
-    def __init__(
-        self,
-        transport: CarrierTransport,
-        channel: ProcessChannel,
-        peer_of: PeerOf,
-        connect_more: ConnectTo,
-        lease_seconds: float,
-        *,
-        keeps_batch: bool,
-    ):
-        super().__init__(transport, channel, peer_of, connect_more, keeps_batch=keeps_batch)
-        self._silence = SILENT_SHARE * lease_seconds
+    def __init__(self, around: Surroundings):
+        super().__init__(around)
+        self._silence = SILENT_SHARE * around.lease_seconds
         self._seen: dict[int, SeenLink] = {}
         """As reported last, of each site."""
         self._reported = 0

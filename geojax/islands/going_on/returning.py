@@ -41,7 +41,6 @@ def rehearse(walk: Walk, state: TrainState, signals: jax.Array, inputs: StepInpu
     """
     alone = mute(walk.transport.site, walk.transport.site_names)
     rehearsal = Walk(walk.actions, walk.windows, walk.programs, alone)
-
     made: list[StepSums] = []
 
     def keep(sums: StepSums) -> None:
@@ -52,10 +51,7 @@ def rehearse(walk: Walk, state: TrainState, signals: jax.Array, inputs: StepInpu
         rehearsal.step(state, signals, [inputs], None, keep)
     (sums,) = made
     updated, _ = walk.programs.update(state, sums)
-    no_errors = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding),
-        updated.error_feedback,
-    )
+    no_errors = jax.tree.map(jnp.zeros_like, updated.error_feedback)
     inputs = inputs._replace(loss_scale=updated.loss_scale, step=updated.step)
     updated, _ = rehearsal.step(updated, signals, [inputs])
     return jax.block_until_ready(dataclasses.replace(updated, error_feedback=no_errors))

@@ -70,36 +70,36 @@ class _Coming(NamedTuple):
     """None: the process at the other end is lost."""
 
 
+class Surroundings(NamedTuple):
+    """The ways of a process to the others of its site and to other sites."""
+
+    transport: CarrierTransport
+    """Joins the process to its counterparts in all other sites."""
+    channel: ProcessChannel
+    """Joins the processes of the site."""
+    peer_of: PeerOf
+    """Returns how the counterpart in a site is reached, by its host and its endpoint; it raises
+    `UserError` if there is none."""
+    connect_more: ConnectTo
+    """Connects with sites, by their numbers, if they answer at their doors."""
+    lease_seconds: float
+    """A site that is silent for so long is evicted."""
+    keeps_batch: bool
+    """The sites that take part compute the shares of others."""
+
+
 class SiteMembership(abc.ABC):
-    """The membership of a site, in one of its processes; all call each method in the same order.
+    """The membership of a site, in one of its processes; all call each method in the same order."""
 
-    Args:
-        transport: joins the process to its counterparts in all other sites.
-        channel: joins the processes of the site.
-        peer_of: returns how the counterpart in a site is reached, by its host and its endpoint.
-        connect_more: connects with sites, by their numbers, if they answer at their doors.
-        keeps_batch: the sites that take part compute the shares of others.
-    """
-
-    def __init__(
-        self,
-        transport: CarrierTransport,
-        channel: ProcessChannel,
-        peer_of: PeerOf,
-        connect_more: ConnectTo,
-        *,
-        keeps_batch: bool,
-    ):
-        self.transport = transport
-        self.taking_part: frozenset[int] = frozenset(range(transport.sites))
+    def __init__(self, around: Surroundings):
+        self.transport, self._channel, self._around = around.transport, around.channel, around
+        self.taking_part: frozenset[int] = frozenset(range(self.transport.sites))
         """Sites with which this one exchanges messages at this step of its own."""
         self.begun_at = 0
         """Steps in the state with which this site has begun to take part."""
         self.record: MembershipRecord
         """The record under which the last step is done; in all processes of the site the same."""
-        self._channel, self._peer_of, self._connect_more = channel, peer_of, connect_more
-        self._keeps_batch = keeps_batch
-        self.handing = HandingOver(transport, tells=channel.own == 0)
+        self.handing = HandingOver(self.transport, tells=self._channel.own == 0)
         self._adopted: MembershipRecord
         self._has_begun = self._takes_part = False
         self._like: StepSums
@@ -165,7 +165,7 @@ class SiteMembership(abc.ABC):
     def shares_of(self, record: MembershipRecord) -> Shares:
         """Return the shares of the batch that each site computes under a record."""
         return shares_of_members(
-            self.transport.sites, record.members, keeps_batch=self._keeps_batch
+            self.transport.sites, record.members, keeps_batch=self._around.keeps_batch
         )
 
     @abc.abstractmethod
@@ -316,7 +316,7 @@ class SiteMembership(abc.ABC):
                     self.handing.forget(site)
             case TakeUp(site, start, processes):
                 self._starts[site] = start
-                self.transport.take_up(self._peer_of(site, *processes[self._channel.own]))
+                self.transport.take_up(self._around.peer_of(site, *processes[self._channel.own]))
             case HandOver(site, note, is_member):
                 self.handing.hand_over(site, note, is_member=is_member)
             case FetchHanded(number, note):
@@ -336,7 +336,7 @@ class SiteMembership(abc.ABC):
             case BeginAgain():
                 self._works.clear()
             case ConnectMore(sites):
-                self._connect_more(sites)
+                self._around.connect_more(sites)
             case EndReturn(applied):
                 self._returns, self.begun_at = False, applied
             case Agreed(number, sites):

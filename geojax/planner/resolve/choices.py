@@ -44,8 +44,7 @@ def resolved_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     plan = with_buckets(config, within_memory(config, plan))
     layout = settled_layout(plan)
     scans = scans_layers(layout, config.model, platform_of(mesh))
-    layout = layout.changed(scan_layers=scans)
-    return dataclasses.replace(plan, layout=layout)
+    return dataclasses.replace(plan, layout=layout.changed(scan_layers=scans))
 
 
 def chunks_of_run(config: RunConfig, platform: Platform) -> int:

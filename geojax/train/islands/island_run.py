@@ -217,10 +217,7 @@ class IslandRun:
         return SiteState((taken,))
 
     def catch_up(self, state: SiteState, come_to: Callable[[int], None]) -> SiteState:
-        """Do the steps that the others have done since `take_state`, and take part.
-
-        `come_to` is called with each of them.
-        """
+        """Do what the others have done since `take_state`, tell `come_to` each step, take part."""
         assert self.membership is not None, "sites go on"
         (programs,), (own,) = self._programs, state.stages
         return SiteState((catch_up(self.membership, programs, own, come_to),))

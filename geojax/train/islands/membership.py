@@ -8,7 +8,7 @@ from geojax.config.run_config import RunConfig
 from geojax.errors import FencedError, MissingProcessesError, RunError, UserError
 from geojax.islands.going_on.deciding_process import DecidingProcess
 from geojax.islands.going_on.following_process import FollowingProcess
-from geojax.islands.going_on.site_membership import SiteMembership
+from geojax.islands.going_on.site_membership import SiteMembership, Surroundings
 from geojax.islands.going_on.steps import record_of_start
 from geojax.job.cluster_env import ProcessSettings
 from geojax.job.island_env import IslandSettings
@@ -62,34 +62,23 @@ def membership_of(
         joined: this site and all others.
         processes: settings of this process, which a site may be silent as long as they say.
         tell: shows an event at a step to the user.
-
     """
     if config.islands.lease is None:
         return None
     lease, eviction = config.islands.lease, processes.heartbeat_timeout_seconds
     channel = ProcessChannel("membership")
-    names, keeps_batch = joined.members.island.sites, config.islands.keeps_batch
+    names = joined.members.island.sites
 
     def connect(sites: Sequence[int]) -> None:
         connect_more(joined, [names[site] for site in sites], eviction)
 
-    if channel.own > 0:
-        return FollowingProcess(
-            joined.transport, channel, joined.peer, connect, eviction, keeps_batch=keeps_batch
-        )
-    store = record_store(lease, config.run_directory.name)
-    return DecidingProcess(
-        joined.transport,
-        channel,
-        joined.peer,
-        connect,
-        store,
-        lease.place,
-        eviction,
-        config.islands.join_pause,
-        tell,
-        keeps_batch=keeps_batch,
+    around = Surroundings(
+        joined.transport, channel, joined.peer, connect, eviction, config.islands.keeps_batch
     )
+    if channel.own > 0:
+        return FollowingProcess(around)
+    store = record_store(lease, config.run_directory.name)
+    return DecidingProcess(around, store, lease.place, config.islands.join_pause, tell)
 
 
 def begin_membership(

@@ -6,7 +6,7 @@ import pytest
 
 from geojax.islands.going_on.decisions import Adopt, as_text
 from geojax.islands.going_on.following_process import FollowingProcess
-from geojax.islands.going_on.site_membership import InterruptedStepError
+from geojax.islands.going_on.site_membership import InterruptedStepError, Surroundings
 from geojax.membership.events import ComputeSums
 from geojax.membership.record import MembershipRecord
 
@@ -42,7 +42,7 @@ def test_it_runs_each_step_that_was_decided_before_it_looked():
         decisions += [Adopt(record), work]
     transport = SimpleNamespace(site=1, sites=3, links={}, withdraw=lambda membership_id: None)
     channel = Told(decisions)
-    process = FollowingProcess(transport, channel, None, None, 8.0, keeps_batch=True)
+    process = FollowingProcess(Surroundings(transport, channel, None, None, 8.0, True))
     process.begin(RECORDS[0], sums=None, saved=STEP - 1, last_step=9)
     for decided in works[:-1]:
         work = process.work_on(STEP)
