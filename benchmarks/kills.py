@@ -42,6 +42,7 @@ from kill_sides.torchft_run import TorchftRun
 from kill_sides.work import MICROBATCHES, MODEL, OPTIMIZER, ROWS, SEQUENCE, SITES
 from support.processes import end_by_exceptions
 from support.small_runs import write_config
+from worker import imports
 
 from geojax.config.run_config import RunConfig
 from geojax.data import Corpus, PrepareSettings, prepare
@@ -240,8 +241,7 @@ def parsed() -> argparse.Namespace:
         parser.error("--kills must be at least 1")
     if os.geteuid() != 0:
         parser.error("namespaces and cgroups need root")
-    found = subprocess.run([options.torchft_python, "-c", "import torchft"], capture_output=True)
-    if found.returncode:
+    if not imports(options.torchft_python, "torchft"):
         parser.error(f"{options.torchft_python} has no torchft: pip install torchft==0.2.0")
     return options
 

@@ -51,6 +51,7 @@ from wan_sides.link import link
 from wan_sides.record import Record
 from wan_sides.report import draw, show
 from wan_sides.team import ContestantFailed, worker_environment
+from worker import imports
 
 from geojax.errors import RunError, UserError
 from geojax.wan import WanSettings
@@ -87,12 +88,6 @@ def chosen(everyone: list[Contestant], *, quick: bool, only: list[str]) -> list[
     if only:
         return [each for each in everyone if any(part in str(each) for part in only)]
     return [each for each in everyone if each.quick or not quick]
-
-
-def has_torch(python: str) -> bool:
-    """Whether an interpreter finds PyTorch."""
-    finds = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-    return subprocess.run([python, "-c", finds], check=False).returncode == 0
 
 
 def write_weights(folder: Path) -> Path:
@@ -182,7 +177,7 @@ def benchmark(arguments: argparse.Namespace, console: Console) -> int:
         rows = LONG_ROWS
     everyone = [each for members in rows.values() for each in members]
     members = chosen(everyone, quick=arguments.quick, only=arguments.only)
-    if any(each.is_torch for each in members) and not has_torch(arguments.torch_python):
+    if any(each.is_torch for each in members) and not imports(arguments.torch_python, "torch"):
         raise UserError(
             f"{arguments.torch_python} has no torch, with which this benchmark compares: "
             "pip install torch==2.13.0, or give an interpreter that has it as --torch-python"

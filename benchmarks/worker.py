@@ -56,6 +56,12 @@ class Worker:
         self.process.wait()
 
 
+def imports(python: str, package: str) -> bool:
+    """Return True if an interpreter can import a package."""
+    command = [python, "-c", f"import {package}"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

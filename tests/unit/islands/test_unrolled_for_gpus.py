@@ -2,14 +2,13 @@
 
 import re
 
-from support.h100 import h100_devices, needs_cuda
+from support.h100 import h100_devices, needs_cuda, small_llama
 from support.plans import step_plan_on
 
 from geojax.islands.programs.site_part import SitePart, even_chunks
 from geojax.islands.programs.site_programs import SitePrograms
 from geojax.islands.site_state import site_layouts
 from geojax.mesh import make_mesh
-from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.planner.memory import CompiledMemory
 from geojax.precision import policy
@@ -17,19 +16,11 @@ from geojax.runtime.compilation import without_compilation_cache
 from geojax.step.program import batch_shape
 
 LAYERS, ROWS, SEQUENCE = 2, 2, 4096
-SMALL = {
-    "num_hidden_layers": LAYERS,
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": 8192,
-}
 
 
 def compiled_backward(scan_layers):
     """The backward of a site's only chunk for one of two microbatches."""
-    model = ModelConfig.load("llama3-8b").replace(**SMALL)
+    model = small_llama(LAYERS)
     mesh = make_mesh(devices=h100_devices(sites=1, hosts=1)[:1])
     plan = step_plan_on(mesh, policy("bf16"), islands=2, microbatches=2, scan_layers=scan_layers)
     settings, part = OptimizerSettings(), SitePart(model, even_chunks(model, 1))

@@ -1,10 +1,9 @@
 """Compiled ahead of time for an H100, unrolled layers leave nothing in stacks."""
 
-from support.h100 import h100_devices, needs_cuda
+from support.h100 import h100_devices, needs_cuda, small_llama
 from support.plans import step_plan_on
 
 from geojax.mesh import make_mesh
-from geojax.models import ModelConfig
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.planner.memory import CompiledMemory, step_memory
 from geojax.precision import policy
@@ -14,19 +13,11 @@ from geojax.step.program import batch_shape, lower_step
 from geojax.step.state import state_layouts
 
 LAYERS, ROWS, SEQUENCE = 4, 4, 4096
-SMALL = {
-    "num_hidden_layers": LAYERS,
-    "hidden_size": 1024,
-    "intermediate_size": 4096,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 8,
-    "vocab_size": 8192,
-}
 
 
 def compiled_step(scan_layers):
     """The step's program, and its memory as estimated over as compiled."""
-    model = ModelConfig.load("llama3-8b").replace(**SMALL)
+    model = small_llama(LAYERS)
     mesh = make_mesh(devices=h100_devices(sites=1, hosts=1)[:1])
     plan = step_plan_on(mesh, policy("bf16"), scan_layers=scan_layers)
     settings = OptimizerSettings()
