@@ -3,6 +3,7 @@
     python benchmarks/chaos.py                       # as root, on Linux; --help says more
     python benchmarks/chaos.py run.yaml --faults 100 --hours 3 --output chaos.json
     python benchmarks/chaos.py --kinds kill pause --faults 4
+    python benchmarks/chaos.py --processes-per-site 1 2 1
 
 Three sites on this machine train, each in a network namespace behind a router of its own and in a
 cgroup of half a core, under the supervisor of `geojax launch --supervise`. The faults come one
@@ -68,13 +69,13 @@ STEPS_A_SECOND = 6
 """More than half a core does."""
 
 
-def small_config(folder: Path, hours: float, processes_per_site: int) -> Path:
+def small_config(folder: Path, hours: float, devices: int) -> Path:
     """Write a run of three sites on a small model, of so many hours; return the config's path."""
     steps = round((hours + 0.5) * 3600 * STEPS_A_SECOND)
     settings = SETTINGS | {
         "steps": steps,
         "simulate_devices": 1,
-        "mesh": {"dc": len(SITES), "data": processes_per_site},
+        "mesh": {"dc": len(SITES), "data": devices},
         "batch": {"global_batch_size": 144, "sequence_length": 32, "microbatches": 12},
         "evaluation": {"interval": 2 * steps, "sequences": 12},
         "checkpoint": {"interval": 50, "keep": 3},
@@ -86,7 +87,7 @@ def chaos_config(folder: Path, options: argparse.Namespace) -> Path:
     """Write the config of the run with a record of who takes part; return its path."""
     path = options.config
     if path is None:
-        path = small_config(folder, options.hours, options.processes_per_site)
+        path = small_config(folder, options.hours, max(options.processes_per_site))
     config = yaml.safe_load(path.read_text())
     config["dc"] = {**config.get("dc", {}), "join": "islands"}
     islands = config.get("islands", {})
@@ -103,7 +104,14 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--faults", type=int, default=100, help="number of faults")
     parser.add_argument("--seed", type=int, help="seed of what is drawn; default: drawn")
     parser.add_argument("--hours", type=float, default=3.0, help="no fault begins after that")
-    parser.add_argument("--processes-per-site", type=int, default=1, help="of which one is struck")
+    parser.add_argument(
+        "--processes-per-site",
+        type=int,
+        nargs="+",
+        default=[1],
+        metavar="N",
+        help="one number for all sites, or one for each; one of a site's is struck",
+    )
     parser.add_argument("--megabits", type=float, default=MEGABITS, help="rate of a site, a second")
     parser.add_argument("--output", type=Path, default=OUTPUT, help="JSON to write")
     parser.add_argument("--folder", type=Path, help="keeps logs and metrics; default: none")
@@ -111,8 +119,16 @@ def parsed() -> argparse.Namespace:
         "--kinds", nargs="+", choices=list(KINDS), metavar="KIND", help=", ".join(KINDS)
     )
     options = parser.parse_args()
-    if min(options.faults, options.processes_per_site) < 1:
+    if min(options.faults, *options.processes_per_site) < 1:
         parser.error("--faults and --processes-per-site must be at least 1")
+    if len(options.processes_per_site) == 1:
+        options.processes_per_site *= len(SITES)
+    if len(options.processes_per_site) != len(SITES):
+        parser.error(
+            f"--processes-per-site: give one number, or one for each of {len(SITES)} sites"
+        )
+    if any(max(options.processes_per_site) % count for count in options.processes_per_site):
+        parser.error("--processes-per-site: each number must divide the largest")
     if options.seed is None:
         options.seed = int.from_bytes(os.urandom(4), "big")
     if options.kinds is None:
@@ -185,9 +201,9 @@ def main() -> int:
         if groups is None:
             say("no cgroups here: each site takes what it gets")
         checked, processes = RunConfig.load(config), options.processes_per_site
-        interval = checked.checkpoint.interval
+        interval, devices = checked.checkpoint.interval, checked.simulate_devices or 1
         run = SupervisedRun(
-            folder, config, disks, network, groups, LEASE_SECONDS, interval, processes
+            folder, config, disks, network, groups, LEASE_SECONDS, interval, processes, devices
         )
         with started(run), Sightings(run.written) as sightings:
             injector = Injector(run, sightings, rate)
@@ -216,7 +232,7 @@ def main() -> int:
         last_step = max(sightings.losses, default=0)
         conflicts, seen = sightings.conflicts, sightings.losses
         say(f"{len(trials)} faults in {seconds / 60:.0f} min; the undisturbed run follows")
-        devices = processes * (checked.simulate_devices or 1)
+        devices *= max(processes)
         undisturbed = undisturbed_losses(folder / "undisturbed", config, devices, last_step, say)
     distances = other_losses(seen, undisturbed)
     trials, lines = with_wrong_losses(trials, distances)

@@ -47,7 +47,8 @@ class SupervisedRun:
         groups: cgroup of each site; None: there are none.
         lease_seconds: silence after which a site is evicted.
         save_interval: steps from one save to the next.
-        processes_per_site: processes of each site.
+        processes: number of processes of each site.
+        devices: devices of a process of the site that has most; all sites have equally many.
     """
 
     def __init__(
@@ -59,14 +60,17 @@ class SupervisedRun:
         groups: Sequence[Path] | None,
         lease_seconds: float,
         save_interval: int,
-        processes_per_site: int = 1,
+        processes: Sequence[int] = (1,) * len(SITES),
+        devices: int = 1,
     ):
         self.folder, self.network, self.disks = folder, network, disks
         self.lease_seconds, self.save_interval = lease_seconds, save_interval
         self.record_path = folder / "membership.json"
         self.runs = [disk.folder / RUN for disk in disks]
         self.logs = [folder / f"{site}.log" for site in SITES]
-        self._config, self._groups, self._count = config, groups, processes_per_site
+        self._config, self._groups, self._counts = config, groups, processes
+        self._devices = [devices * max(processes) // count for count in processes]
+        """Devices of a process of each site."""
         self._key = secrets.token_hex(16)
         self._supervisors: list[subprocess.Popen[bytes]] = []
 
@@ -112,7 +116,7 @@ class SupervisedRun:
 
     def strike(self, site: int, number: int, signal_number: int) -> None:
         """Send a signal to one process of a site; the numbers go round."""
-        processes = self.processes(site)[: self._count]
+        processes = self.processes(site)[: self._counts[site]]
         if processes:
             _send(processes[number % len(processes)], signal_number)
 
@@ -164,14 +168,15 @@ class SupervisedRun:
     def command(self, site: int) -> list[str]:
         """Return the command of a site's processes."""
         train = [sys.executable, "-m", "geojax", "train", str(self._config)]
-        return [*train, "--run_directory", str(self.runs[site])]
+        devices = ["--simulate_devices", str(self._devices[site])]
+        return [*train, "--run_directory", str(self.runs[site]), *devices]
 
     def _start(self, site: int) -> "subprocess.Popen[bytes]":
         prefix = [*self.network.command_prefix(site)]
         if self._groups is not None:
             prefix = [*half_cores.words_into(self._groups[site]), *prefix]
         meeting = f"{self.network.addresses[site]}:{_COORDINATOR_PORT}"
-        place = [SITES[site], str(self._count), meeting]
+        place = [SITES[site], str(self._counts[site]), meeting]
         supervisor = [sys.executable, str(_SUPERVISOR), *place, *prefix, "--", *self.command(site)]
         with self.logs[site].open("ab") as log:
             return subprocess.Popen(

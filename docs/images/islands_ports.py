@@ -64,7 +64,7 @@ def main():
     site(axes, "west", mirrored=True)
     labeled(axes, 0.3, 3.8, 4.5, "process 0: rendezvous", "port 61439", BOX)
     arrow(axes, (7.9, 4.27), (4.8, 4.27), LINK, style="-|>", lw=1.6, linestyle=(0, (4, 3)))
-    axes.text(6.5, 4.42, "each process, at the start", ha="center", fontsize=9, color=INK)
+    axes.text(6.5, 4.42, "process 0 of each site, at the start", ha="center", fontsize=9, color=INK)
     axes.text(6.5, 5.05, "the long link", ha="center", fontsize=12, weight="bold", color=LINK)
     for y in (2.97, 0.97):
         arrow(axes, (4.8, y), (8.2, y), LINK, lw=2.2)

@@ -49,12 +49,12 @@ class LaunchCommand(Settings):
     """Number of sites (called east, west, north, south), or their names: east,west. Default: 2, or
     the sites of the emulated network."""
 
-    processes_per_site: int = pydantic.Field(default=1, ge=1, le=1024)
-    """Processes in each site."""
+    processes_per_site: tuple[Annotated[int, pydantic.Field(ge=1, le=1024)], ...] = (1,)
+    """Processes in each site. With --islands it may be a number for each: 1 2."""
 
     devices_per_process: SimulatedDevices | None = None
-    """CPU devices to simulate in each process. Default: share out the machine's GPUs; without GPUs
-    the config decides."""
+    """CPU devices to simulate in each process; with several numbers of processes, in those of the
+    site that has most. Default: share out the machine's GPUs; without GPUs the config decides."""
 
     hosts: Path | None = None
     """YAML file of hosts, on which the run starts over ssh, one process a host: `sites: [{name:
@@ -144,7 +144,7 @@ def _started(command: LaunchCommand, launched: Sequence[str]) -> tuple[list[Work
 def _workers(command: LaunchCommand, launched: Sequence[str]) -> list[Worker]:
     devices, grace = command.devices_per_process, command.grace_seconds
     if command.hosts is not None:
-        if command.sites or command.wan or command.processes_per_site > 1:
+        if command.sites or command.wan or command.processes_per_site != (1,):
             raise UserError(
                 f"--hosts {command.hosts} says which sites there are, with a process on each host: "
                 "leave --sites, --processes-per-site and --wan out"
@@ -155,15 +155,30 @@ def _workers(command: LaunchCommand, launched: Sequence[str]) -> list[Worker]:
             line, simulated_devices=devices, grace_seconds=grace, islands=command.islands
         )
     wan = EmulatedWan.load(command.wan_name) if command.wan else None
+    sites = _sites(command.sites, wan)
     workers = local_workers(
-        _sites(command.sites, wan),
-        command.processes_per_site,
+        sites,
+        _processes(command, len(sites)),
         _command_line(launched, sys.executable, here=True),
         simulated_devices=devices,
         grace_seconds=grace,
         wan=wan,
     )
     return as_islands(workers, wan) if command.islands else workers
+
+
+def _processes(command: LaunchCommand, sites: int) -> Sequence[int]:
+    """Return the number of processes of each site."""
+    counts = command.processes_per_site
+    if len(counts) == 1:
+        return counts * sites
+    if len(counts) != sites or not command.islands:
+        shown = " ".join(map(str, counts))
+        raise UserError(
+            f"--processes-per-site {shown}: give one number for all sites, or with --islands one "
+            f"for each of the {sites}"
+        )
+    return counts
 
 
 def _sites(sites: str | None, wan: EmulatedWan | None) -> list[str]:

@@ -10,8 +10,7 @@
 Each host runs one process with all of its accelerators, and needs a key that ssh accepts without
 asking. The launcher's GEOJAX_, JAX_, XLA_ and NCCL_ variables, PYTHONPATH and LD_LIBRARY_PATH are
 passed on. The key of the run goes through the connection, not onto a command line. As islands every
-site is a job of its own, with as many hosts as each other; the coordinator is then where the
-processes of all sites meet.
+site is a job of its own; the coordinator is then where all sites meet.
 """
 
 import os
@@ -93,8 +92,7 @@ class Hosts(Settings):
             islands: make each site a job of its own.
 
         Raises:
-            UserError: a host has no address, the coordinator's leads other hosts to themselves, or
-                islands have different numbers of hosts.
+            UserError: a host has no address, or the coordinator's leads other hosts to themselves.
         """
         hosts = [(site.name, host) for site in self.sites for host in site.hosts]
         for _, host in hosts:
@@ -131,9 +129,6 @@ class Hosts(Settings):
 
     def _places_in_jobs(self, simulated_devices: int | None) -> list[dict[str, str]]:
         """Return the variables of each process, where each site is a job of its own."""
-        if len({len(site.hosts) for site in self.sites}) > 1:
-            counts = ", ".join(f"{site.name} {len(site.hosts)}" for site in self.sites)
-            raise UserError(f"--islands: the sites need equally many hosts; they have {counts}")
         hosts = [host for site in self.sites for host in site.hosts]
         first = self._checked_coordinator(hosts, ISLANDS_PORT)
         first_hosts = [site.hosts[0] for site in self.sites]

@@ -53,7 +53,7 @@ class Worker:
 
 def local_workers(
     sites: Sequence[str],
-    processes_per_site: int,
+    processes: Sequence[int],
     command: Sequence[str],
     *,
     simulated_devices: int | None,
@@ -64,25 +64,34 @@ def local_workers(
 
     Args:
         sites: names of the sites.
-        processes_per_site: number of workers in each site.
+        processes: number of workers in each site.
         command: the command that each worker runs.
-        simulated_devices: number of CPU devices that each simulates. None: the machine's GPUs, if
-            it has any, are shared out evenly.
+        simulated_devices: number of CPU devices that each simulates in the site with most workers;
+            all sites have equally many. None: the machine's GPUs, if it has any, are shared out
+            evenly.
         grace_seconds: time that a worker has between SIGTERM and SIGKILL if the launcher dies.
         wan: the emulated network in whose namespaces the sites run.
 
     Raises:
-        UserError: the GPUs cannot be shared out evenly.
+        UserError: the GPUs, or the devices of a site, cannot be shared out evenly.
     """
-    count = len(sites) * processes_per_site
     address = wan.site(sites[0]).address if wan else "127.0.0.1"
     coordinator, key = f"{address}:{_free_port()}", new_key()
-    shares = _gpu_shares(count) if simulated_devices is None else []
+    of_workers = [site for site, count in zip(sites, processes, strict=True) for _ in range(count)]
+    shares = _gpu_shares(processes) if simulated_devices is None else []
     workers = []
-    for process in range(count):
-        site = sites[process // processes_per_site]
+    for process, site in enumerate(of_workers):
         prefix = wan.site(site).command_prefix if wan else ()
-        environment = worker_env(process, count, coordinator, site, simulated_devices)
+        devices = simulated_devices
+        if devices is not None:
+            of_site, count = devices * max(processes), of_workers.count(site)
+            if of_site % count:
+                raise UserError(
+                    f"{of_site} devices of a site do not divide among the {count} processes of "
+                    f"{site}: choose other numbers"
+                )
+            devices = of_site // count
+        environment = worker_env(process, len(of_workers), coordinator, site, devices)
         environment[KEY_VARIABLE] = key
         if shares:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(shares[process])
@@ -95,20 +104,20 @@ def as_islands(workers: Sequence[Worker], wan: EmulatedWan | None = None) -> lis
     """Make each site of `local_workers` a job of its own.
 
     Args:
-        workers: as many of each site, ordered by site.
+        workers: of all sites, ordered by site.
         wan: the emulated network in whose namespaces the sites run.
     """
     sites = tuple(dict.fromkeys(worker.site for worker in workers))
-    count = len(workers) // len(sites)
+    of_workers = [worker.site for worker in workers]
     addresses = {site: wan.site(site).address if wan else "127.0.0.1" for site in sites}
     coordinators = {site: f"{addresses[site]}:{_free_port()}" for site in sites}
     meetings = [f"{addresses[site]}:{_free_port()}" for site in sites]
 
     def of_own_job(worker: Worker) -> Worker:
-        site = worker.site
-        earlier = 0 if wan else sites.index(site) * count
-        port = first_port_of(os.environ, earlier)
-        environment = worker_env(worker.process % count, count, coordinators[site], site, None)
+        site, first = worker.site, of_workers.index(worker.site)
+        port = first_port_of(os.environ, 0 if wan else first)
+        place = worker.process - first, of_workers.count(site)
+        environment = worker_env(*place, coordinators[site], site, None)
         environment |= island_env(sites, meetings, addresses[site], port)
         return dataclasses.replace(worker, environment={**worker.environment, **environment})
 
@@ -154,8 +163,8 @@ def _free_port() -> int:
     )
 
 
-def _gpu_shares(processes: int) -> list[list[str]]:
-    """Return the GPUs for each worker to see; [] on a machine without GPUs that JAX may use."""
+def _gpu_shares(processes: Sequence[int]) -> list[list[str]]:
+    """Return the GPUs for each worker to see, as many in each site; [] where JAX has none."""
     if os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -166,10 +175,12 @@ def _gpu_shares(processes: int) -> list[list[str]]:
         gpus = [gpu for gpu in visible.split(",") if gpu]
     if not gpus:
         return []
-    if len(gpus) % processes:
+    of_site, rest = divmod(len(gpus), len(processes))
+    if rest or any(of_site % count for count in processes):
         raise UserError(
-            f"{len(gpus)} GPU(s) do not divide among {processes} processes: choose another number "
-            "of processes, or simulate devices with --devices-per-process"
+            f"{len(gpus)} GPU(s) do not divide among {sum(processes)} processes: choose another "
+            "number of processes, or simulate devices with --devices-per-process"
         )
-    each = len(gpus) // processes
-    return [gpus[process * each :][:each] for process in range(processes)]
+    each = [of_site // count for count in processes for _ in range(count)]
+    ends = itertools.accumulate(each)
+    return [gpus[end - count : end] for end, count in zip(ends, each, strict=True)]

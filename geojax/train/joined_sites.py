@@ -105,12 +105,22 @@ def joined_sites(
         RunError: another site is lost.
     """
     stages, groups = plan.mesh.shape["stage"], process_groups(plan.mesh)
-    shared = shared_settings(config, step.digest, contents)
+    shared = shared_settings(config, step.digest, contents) | {
+        "number of groups of processes": groups,
+        "order of processes": _unusual_order(plan.mesh),
+    }
     goes_on = config.islands.goes_on
     if goes_on:  # the sites evict each other after the same time
         shared[HEARTBEAT_VARIABLE] = processes.heartbeat_timeout_seconds
+    own = jax.process_index()
     members = Membership(
-        settings, jax.process_index(), jax.process_count(), shared, groups, _own_port(settings)
+        settings,
+        own,
+        jax.process_count(),
+        shared,
+        groups,
+        _own_port(settings),
+        [device for device in plan.mesh.devices.flat if device.process_index == own],
     )
     # The devices of a process that hold one stage offer to one other process.
     devices = plan.mesh.size // max(stages, jax.process_count())
@@ -152,6 +162,12 @@ def _offer_limit(
         )
         for size in (*sizes.smaller, sizes.full)
     )
+
+
+def _unusual_order(mesh: Mesh) -> list[int] | None:
+    """Return the processes of a site in the order of the mesh; None: they are in their own."""
+    order = list(dict.fromkeys(device.process_index for device in mesh.devices.flat))
+    return None if order == sorted(order) else order
 
 
 def _own_port(settings: IslandSettings) -> int:
@@ -212,7 +228,6 @@ def settings_of_all_sites(config: RunConfig) -> dict[str, Any]:
     of_config = dict(leaves_by_key(config.model_dump(mode="json", exclude=_OF_A_SITE)))
     return {
         "geojax version": [geojax.__version__, *of_config],
-        "number of devices in a process": jax.local_device_count(),
         **of_config,
         "initial_weights": None if config.initial_weights is None else "a folder",
     }

@@ -136,12 +136,11 @@ def step_of_sites(
     here = runtime_devices(jax.devices())
     settings = settings_of_all_sites(config) | {
         "number of devices": here.count,
-        "number of processes": here.processes,
     }
     facts = _SiteFacts(devices=here, settings=digests(settings))
     own = read_step(path)
     try:
-        everyone = meet(island, 0, 1, start_seconds, facts.model_dump_json())
+        everyone = meet(island, start_seconds, facts.model_dump_json())
     except MissingProcessesError as error:
         raise missing_for_a_reason(error, config, island) from None
     devices = _devices_of_all(everyone, island, settings)
@@ -204,7 +203,7 @@ def _tell(note: Future[str], island: IslandSettings, key: bytes, seconds: float)
     while text is None:
         wait([note], _MEET_SECONDS)
         text = note.result() if note.done() else None
-        key = meet(island, 0, 1, seconds, key=key, note=text).key
+        key = meet(island, seconds, key=key, note=text).key
 
 
 def _told_by_first(
@@ -218,7 +217,7 @@ def _told_by_first(
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        everyone = meet(island, 0, 1, start_seconds + _MEET_SECONDS, key=key)
+        everyone = meet(island, start_seconds + _MEET_SECONDS, key=key)
         key = everyone.key
         if everyone.note is not None:
             return step_of_note(everyone.note, f"site {island.sites[0]}")

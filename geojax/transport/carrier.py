@@ -1,8 +1,8 @@
 """The transport between runtimes on different hosts: messages go through host memory and TCP.
 
-Each process exchanges its own shards with its counterpart, the process of the same index, in every
-other site. The receiver asks for a message, and gets it when it is offered and computed, so that a
-fetch issued early costs no round trip:
+Each process exchanges its own shards with its counterparts in every other site, the processes that
+hold the same ones there (`geojax.transport.link_to_site`). The receiver asks for a message, and
+gets it when it is offered and computed, so that a fetch issued early costs no round trip:
 
     sender:   offer → computed, and asked for → pieces over the connections → acknowledged, let go
     receiver: fetch asks → pieces come → on the devices → acknowledged on the control connection
@@ -11,8 +11,8 @@ On CPUs nothing is copied but by TCP: a message is sent from the memory of its a
 arrays where it has come. On other devices the host holds what is offered, which the limit of bytes
 in flight bounds, and what arrives.
 
-A peer that is lost ends its own link alone. When its process has started again, `take_up` replaces
-the link, and the others never notice; `give_up` goes on without it.
+A site that is lost ends its own link alone. When its processes have started again, `take_up`
+replaces the link, and the others never notice; `give_up` goes on without it.
 """
 
 import atexit
@@ -26,12 +26,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from geojax.errors import RunError
 from geojax.transport.departures import Departures
 from geojax.transport.handshake import Party, PeerRoute
 from geojax.transport.link_clock import MeasuredLink
+from geojax.transport.link_to_site import LinkToSite, ProcessLane
 from geojax.transport.message_id import Direction
 from geojax.transport.peer_link import PeerLink
 from geojax.transport.peer_listener import PeerListener
@@ -43,7 +43,7 @@ from geojax.transport.protocol import (
     ToldFigures,
 )
 from geojax.transport.sending import UrgentBytes
-from geojax.transport.shards import joined, local_shapes, local_shards
+from geojax.transport.shards import HeldArray, OwnDevices, joined, local_shapes, local_shards
 from geojax.transport.streams import Streams
 
 _HEALTH_SECONDS = 0.05
@@ -53,7 +53,7 @@ _FAILED_SECONDS = 1.0
 
 
 class Peer(NamedTuple):
-    """A start of the counterpart of this process in another site."""
+    """A start of a counterpart of this process in another site."""
 
     name: str
     """Site, process and host, as errors show them."""
@@ -83,6 +83,8 @@ class CarrierTransport:
         run_key: key of the run.
         listener: port at which peers open connections.
         limits: bounds of the traffic.
+        devices: those of this process, in the order of the mesh, which it divides among several
+            processes of another site; (): each of these holds what this one holds.
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class CarrierTransport:
         run_key: bytes,
         listener: PeerListener,
         limits: Limits,
+        devices: Sequence[jax.Device] = (),
     ):
         self.site, self.sites = own.group, len(site_names)
         self.site_names: Sequence[str] = site_names
@@ -99,10 +102,11 @@ class CarrierTransport:
         """Address and port at which peers reach this process."""
         self._counters = {site: PeerCounters() for site in range(self.sites) if site != self.site}
         self.counters: Mapping[int, PeerCounters] = self._counters
-        self.links: dict[int, PeerLink] = {}
-        """The link to each peer, in its newest start."""
+        self.links: dict[int, LinkToSite] = {}
+        """The link to each site, in its newest start."""
         self.notes: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
         """Notes of peers that nobody has read, each with the peer's site."""
+        self._devices = tuple(devices)
         self._own, self._run_key, self._listener, self._limits = own, run_key, listener, limits
         self._waits: list[str] = []
         self._closed = False
@@ -111,34 +115,52 @@ class CarrierTransport:
         listener.serve(own)
         atexit.register(self.close, failed=True)
 
-    def take_up(self, peer: Peer) -> None:
-        """Exchange messages with a start of a peer, and with no earlier one.
+    def take_up(self, peers: Sequence[Peer]) -> None:
+        """Exchange messages with a start of a site, and with no earlier one.
 
         What was offered to the earlier one, or fetched from it and is not here, is lost; traffic is
         counted anew. All other links go on.
+
+        Args:
+            peers: the counterparts of this process in that site.
         """
-        site = peer.party.group
+        site = peers[0].party.group
         if (before := self.links.get(site)) is not None:
             before.close(0.0)
         counters = self._counters.setdefault(site, PeerCounters())
         vars(counters).update(vars(PeerCounters()))
-        silence = self._limits.silence_seconds
-        route = PeerRoute(self._run_key, self._own, peer.party, peer.address, silence)
-        self.links[site] = PeerLink(
-            peer.name,
-            route,
-            peer.there,
-            self._limits.streams,
-            self._limits.offered_bytes,
-            counters,
-            self._urgent,
-            lambda note: self.notes.put((site, note)),
-            self._limits.goes_on,
-        )
-        self._listener.expect(peer.party, self.links[site].adopt)
+        limits = self._limits
+        lanes = [
+            PeerLink(
+                peer.name,
+                PeerRoute(
+                    self._run_key, self._own, peer.party, peer.address, limits.silence_seconds
+                ),
+                peer.there,
+                limits.streams,
+                limits.offered_bytes // len(peers),
+                counters,
+                self._urgent,
+                lambda note: self.notes.put((site, note)),
+                limits.goes_on,
+            )
+            for peer in peers
+        ]
+        self.links[site] = LinkToSite(list(map(ProcessLane, lanes, self._divided(len(peers)))))
+        for peer, lane in zip(peers, lanes, strict=True):
+            self._listener.expect(peer.party, lane.adopt)
+
+    def _divided(self, lanes: int) -> list[OwnDevices]:
+        """Divide the devices of this process among the lanes to a site."""
+        if lanes == 1 or not self._devices:
+            return [None] * lanes
+        count, rest = divmod(len(self._devices), lanes)
+        assert not rest, "sites have equally many devices"
+        starts = range(0, len(self._devices), count)
+        return [frozenset(self._devices[start : start + count]) for start in starts]
 
     def give_up(self, site: int) -> None:
-        """Exchange nothing with a peer any more, which is no failure; others go on."""
+        """Exchange nothing with a site any more, which is no failure; others go on."""
         self._listener.forget(site)
         link = self.links.pop(site)
         del self._counters[site]
@@ -148,7 +170,7 @@ class CarrierTransport:
 
     def note(self, receiver: int, content: bytes) -> None:
         """Send another site a note, which comes once and in order, unless the site is lost."""
-        self.links[receiver].control.note(content)
+        self.links[receiver].note(content)
 
     def withdraw(self, membership_id: int) -> None:
         """Withdraw offers under earlier records than this one that nobody has asked for."""
@@ -164,31 +186,34 @@ class CarrierTransport:
         yields: bool = False,
     ) -> None:
         """Offer arrays to one other site."""
-        link = self.links[receiver]
-        link.check()
-        shards = [shard for array in arrays for shard in local_shards(array)]
-        with self.waiting(f"earlier messages than {key} were not fetched by {link.name}"):
-            message = link.begin_offer(key, shards, yields=yields)
-        self._departures.watch(
-            shards,
-            functools.partial(link.depart, message),
-            functools.partial(link.fail_to_depart, key),
-        )
+        self.links[receiver].check()
+        for link, devices in self.links[receiver].lanes:
+            shards = [shard for array in arrays for shard in local_shards(array, devices)]
+            with self.waiting(f"earlier messages than {key} were not fetched by {link.name}"):
+                message = link.begin_offer(key, shards, yields=yields)
+            self._departures.watch(
+                shards,
+                functools.partial(link.depart, message),
+                functools.partial(link.fail_to_depart, key),
+            )
 
     def take_back(self, receiver: int, key: MessageKey, arrays: Sequence[jax.Array]) -> None:
         """Take back an offer that the receiver, if it is there, has not asked for."""
-        if (link := self.links.get(receiver)) is not None:
-            link.take_back(key, [shard for array in arrays for shard in local_shards(array)])
+        if (site_link := self.links.get(receiver)) is not None:
+            for link, devices in site_link.lanes:
+                shards = [shard for array in arrays for shard in local_shards(array, devices)]
+                link.take_back(key, shards)
 
-    def offer_held(self, receiver: int, key: MessageKey, shards: Sequence[np.ndarray]) -> None:
-        """Offer shards in host memory, which yield to all messages but such ones.
+    def offer_held(self, receiver: int, key: MessageKey, held: HeldArray) -> None:
+        """Offer an array in host memory, which yields to all messages but such ones.
 
-        They go while this process has nothing else to send, and count nowhere: the caller bounds
-        them.
+        It goes while this process has nothing else to send, and counts nowhere: the caller bounds
+        such messages.
         """
-        link = self.links[receiver]
-        link.check()
-        link.depart(link.begin_offer(key, shards, yields=True), shards)
+        self.links[receiver].check()
+        for link, devices in self.links[receiver].lanes:
+            shards = held.shards(devices)
+            link.depart(link.begin_offer(key, shards, yields=True), shards)
 
     def fetch(self, sender: int, key: MessageKey, like: Sequence[jax.ShapeDtypeStruct]) -> "_Fetch":
         """Begin to fetch what another site offers."""
@@ -217,11 +242,11 @@ class CarrierTransport:
 
     def measured(self) -> Mapping[int, MeasuredLink]:
         """Return what was measured of the link to each other site since the last call."""
-        return {site: link.clock.take() for site, link in self.links.items()}
+        return {site: link.measured() for site, link in self.links.items()}
 
     def tell(self, receiver: int, figures: bytes) -> None:
         """Tell another site figures, soon or never."""
-        self.links[receiver].control.tell(figures)
+        self.links[receiver].tell(figures)
 
     def told(self, sender: int) -> ToldFigures | None:
         """Return the newest figures that another site has told."""
@@ -250,11 +275,11 @@ class CarrierTransport:
         atexit.unregister(self.close)
         links = self.links.values()
         in_flight = sum(counters.messages_in_flight for counters in self.counters.values())
-        finished = not (failed or in_flight or any(link.lost for link in links))
+        finished = not (failed or in_flight or any(link.is_lost for link in links))
         silence = self._limits.silence_seconds
         deadline = time.monotonic() + (silence if finished else _FAILED_SECONDS)
         for link in links:
-            link.control.say_goodbye(finished)
+            link.say_goodbye(finished)
         for link in links:
             link.close(max(0.0, deadline - time.monotonic()))
         self._listener.close()
@@ -267,17 +292,22 @@ class _Fetch:
     def __init__(
         self,
         transport: CarrierTransport,
-        link: PeerLink,
+        link: LinkToSite,
         key: MessageKey,
         like: Sequence[jax.ShapeDtypeStruct],
     ):
         self.arrival: float | None = None
         self._transport, self._link, self._key, self._like = transport, link, key, like
-        shapes = [local_shapes(array) for array in like]
-        self._shard_counts = [len(shards) for shards in shapes]
-        self._shards: list[jax.Array] = []
+        self._parts: dict[int, list[jax.Array]] = {}
+        """The shards that have come over each lane."""
+        self._counts: list[list[int]] = []
+        """The number of shards of each array over each lane."""
         self._here = threading.Event()
-        link.ask(key, [shape for shards in shapes for shape in shards], self._arrived)
+        for number, (lane, devices) in enumerate(link.lanes):
+            shapes = [local_shapes(array, devices) for array in like]
+            self._counts.append(list(map(len, shapes)))
+            flat = [shape for shards in shapes for shape in shards]
+            lane.ask(key, flat, functools.partial(self._arrived, number))
 
     def arrived(self) -> bool:
         return self._here.is_set()
@@ -287,7 +317,7 @@ class _Fetch:
 
     def result(self, timeout_seconds: float | None = None) -> list[jax.Array]:
         start = time.monotonic()
-        missing = f"{self._key} did not come from {self._link.name}"
+        missing = f"{self._key} did not come from {self._late[0].name}" if self._late else ""
         with self._transport.waiting(missing):
             while not self.wait(_HEALTH_SECONDS):
                 self._link.check()
@@ -296,14 +326,24 @@ class _Fetch:
                         f"transport: {missing} within {timeout_seconds:g} seconds; is its "
                         "schedule the same as here?"
                     )
-                if self._link.control.finished and not self.arrived():
-                    raise RunError(f"transport: {self._link.name} has finished without {self._key}")
-        shards = iter(self._shards)
-        return [
-            joined(array, list(itertools.islice(shards, count)))
-            for array, count in zip(self._like, self._shard_counts, strict=True)
-        ]
+                for late in self._late:
+                    if late.control.finished and late in self._late:
+                        raise RunError(f"transport: {late.name} has finished without {self._key}")
+        of_arrays: list[list[tuple[OwnDevices, list[jax.Array]]]] = [[] for _ in self._like]
+        for number, (_, devices) in enumerate(self._link.lanes):
+            shards = iter(self._parts[number])
+            for of_array, count in zip(of_arrays, self._counts[number], strict=True):
+                of_array.append((devices, list(itertools.islice(shards, count))))
+        return list(map(joined, self._like, of_arrays))
 
-    def _arrived(self, shards: list[jax.Array]) -> None:
-        self._shards, self.arrival = shards, time.monotonic()
-        self._here.set()
+    @property
+    def _late(self) -> list[PeerLink]:
+        """The lanes over which the message has not come."""
+        lanes = enumerate(self._link.lanes)
+        return [lane.link for number, lane in lanes if number not in self._parts]
+
+    def _arrived(self, lane: int, shards: list[jax.Array]) -> None:
+        self._parts[lane] = shards
+        if len(self._parts) == len(self._link.lanes):
+            self.arrival = time.monotonic()
+            self._here.set()

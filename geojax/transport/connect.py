@@ -1,17 +1,35 @@
-"""Meet the processes of the other sites and connect with the counterparts of this one."""
+"""Meet the other sites and connect with the counterparts of this process there.
+
+The first process of each site meets those of the others, and presents all processes of its own:
+sites with thousands of processes need as many messages as they are sites. The processes of a site
+do all of it together.
+"""
 
 import contextlib
+import json
 import secrets
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from geojax.errors import MissingProcessesError, RunError
+import jax
+
+from geojax.errors import MissingProcessesError, RunError, UserError
 from geojax.job.island_env import IslandSettings
 from geojax.network_names import HostPort
-from geojax.runtime import rendezvous
+from geojax.runtime import agreement, rendezvous
+from geojax.runtime.agreement import Talk
 from geojax.transport.carrier import CarrierTransport, Limits, Peer
-from geojax.transport.endpoint import Endpoint, address_towards, require_private
+from geojax.transport.control import ControlConnection
+from geojax.transport.endpoint import (
+    Endpoint,
+    ProcessOfSite,
+    address_towards,
+    as_text,
+    processes_of,
+    require_private,
+)
 from geojax.transport.handshake import Party
 from geojax.transport.message_id import Direction
 from geojax.transport.peer_listener import PeerListener
@@ -29,7 +47,7 @@ class Membership(NamedTuple):
     process: int
     """Index of this process in its site."""
     processes: int
-    """Number of processes of each site."""
+    """Number of processes of its site."""
     settings: Mapping[str, object]
     """JSON values that must be the same at all sites, by name."""
     groups: int = 1
@@ -37,6 +55,11 @@ class Membership(NamedTuple):
     others as sites do: its stages, where these have processes of their own."""
     port: int = 0
     """Port of this process, the only one that other sites reach; 0: any."""
+    devices: Sequence[jax.Device] = ()
+    """Devices of this process, in the order of the mesh, which it divides among several processes
+    of another site; (): each of these holds what this one holds."""
+    talk: Talk = agreement
+    """The way in which the processes of the site find out something together."""
 
     @property
     def key(self) -> bytes:
@@ -53,11 +76,25 @@ class Membership(NamedTuple):
         """Group of this process, counted through all sites."""
         return self.site * self.groups + self.process // self._processes_per_group
 
-    def counterpart(self, group: int) -> tuple[int, int]:
-        """Return site and index of the process of a group with which this one exchanges."""
-        site, in_site = divmod(group, self.groups)
-        size = self._processes_per_group
-        return site, in_site * size + self.process % size
+    def counterparts(self, group: int, processes: int) -> range:
+        """Return the processes of a group with which this one exchanges, by their index.
+
+        Args:
+            group: the group.
+            processes: number of processes of its site.
+
+        Raises:
+            UserError: the numbers of processes do not fit together.
+        """
+        own, there = self._processes_per_group, processes // self.groups
+        if processes % self.groups or not there or (own % there and there % own):
+            raise UserError(
+                f"site {self.island.site} has {self.processes} processes and site "
+                f"{self.island.sites[group // self.groups]} {processes}: start equally many, or in "
+                "one of them a multiple"
+            )
+        first = group % self.groups * there + self.process % own * there // own
+        return range(first, first + max(1, there // own))
 
     @property
     def _processes_per_group(self) -> int:
@@ -101,25 +138,51 @@ class Joined(NamedTuple):
     transport: CarrierTransport
     endpoint: Endpoint
     """The start of this process."""
-    processes: Sequence[rendezvous.Presence] = ()
-    """All processes of this site, which have met others."""
+    processes: Sequence[ProcessOfSite] = ()
+    """All processes of this site, in the first one, when they have met."""
 
-    def peer(self, group: int, host: str, endpoint: str | None) -> Peer:
-        """Return the counterpart in a group, in the start that has presented itself.
+    def gathered(self, seconds: float) -> "Joined":
+        """Return the same with the processes of this site, all of which call it together.
+
+        Raises:
+            MissingProcessesError: some did not come in time.
+        """
+        own = f"{socket.gethostname()} {self.endpoint.text()}"
+        values = self.members.talk.values_at_first("endpoints", own, seconds)
+        found = [ProcessOfSite(*each.partition(" ")[::2]) for each in values]
+        return self._replace(processes=found)
+
+    def peers(self, group: int, processes: Sequence[ProcessOfSite]) -> list[Peer]:
+        """Return the counterparts of this process in a group.
 
         Args:
             group: the group.
-            host: name of the counterpart's host.
-            endpoint: text of its endpoint.
+            processes: all of its site, in the start that has presented itself.
 
         Raises:
-            UserError: it does not fit.
+            UserError: some process does not fit.
         """
-        return peer_of(self.members, self.endpoint, group, host, endpoint)
+        members = self.members
+        island, site = members.island, group // members.groups
+        found = []
+        for process, (host, text) in enumerate(processes):
+            name = f"site {island.sites[site]} (process {process}, host {host})"
+            peer = Endpoint.parse(text, name)
+            require_same(members.settings, f"site {island.site}", peer.settings, name)
+            found.append((name, peer))
+        return [self._peer(group, *found[at]) for at in members.counterparts(group, len(found))]
+
+    def _peer(self, group: int, name: str, there: Endpoint) -> Peer:
+        own = self.endpoint
+        direction = Direction(
+            (own.site, own.process), (there.site, there.process), own.nonce, there.nonce
+        )
+        party = Party(group, there.nonce, there.process)
+        return Peer(name, party, there.address, direction)
 
 
 def meet_all(joined: Joined, silence_seconds: float, timeout_seconds: float) -> Joined:
-    """Meet the processes of the other sites at a start, and connect with the counterparts.
+    """Meet the other sites at a start, and connect with the counterparts.
 
     A failure closes the transport.
 
@@ -135,23 +198,28 @@ def meet_all(joined: Joined, silence_seconds: float, timeout_seconds: float) -> 
         UserError: keys, settings, versions or numbers of processes are not the same everywhere.
         MissingProcessesError: some processes did not come in time.
     """
-    members, transport, own = joined.members, joined.transport, joined.endpoint
+    members, transport = joined.members, joined.transport
+    sites = members.island.sites
     with contextlib.ExitStack() as on_error:
         on_error.callback(transport.close, failed=True)
-        everyone = meet(
-            members.island, members.process, members.processes, timeout_seconds, own.text()
+        joined = joined.gathered(timeout_seconds)
+
+        def ask() -> str:
+            everyone = meet(members.island, timeout_seconds, as_text(joined.processes))
+            return json.dumps([presence.endpoint for presence in everyone.processes])
+
+        told = members.talk.told_by_first("sites", ask, timeout_seconds + silence_seconds)
+        of_sites = [
+            processes_of(text, f"site {name}")
+            for name, text in zip(sites, json.loads(told), strict=True)
+        ]
+        connect_with(
+            joined,
+            {group: of_sites[group // members.groups] for group in transport.counters},
+            silence_seconds,
         )
-        peers = []
-        for group in transport.counters:
-            site, process = members.counterpart(group)
-            presence = everyone.processes[site * members.processes + process]
-            peers.append(joined.peer(group, presence.host, presence.endpoint))
-        for peer in peers:
-            transport.take_up(peer)
-        wait_for_all(members, transport, peers, silence_seconds)
         on_error.pop_all()
-    first = members.site * members.processes
-    return joined._replace(processes=everyone.processes[first : first + members.processes])
+    return joined
 
 
 def begin(members: Membership, limits: Limits) -> Joined:
@@ -169,75 +237,47 @@ def begin(members: Membership, limits: Limits) -> Joined:
         digests(members.settings),
     )
     names = [name for name in members.island.sites for _ in range(members.groups)]
-    party = Party(members.group, own.nonce)
-    return Joined(members, CarrierTransport(party, names, members.key, listener, limits), own)
-
-
-def peer_of(
-    members: Membership, own: Endpoint, group: int, host: str, endpoint: str | None
-) -> Peer:
-    """Return the counterpart in a group, in the start that an endpoint is of.
-
-    Args:
-        members: place of this process.
-        own: its endpoint.
-        group: the group.
-        host: name of the peer's host.
-        endpoint: text of its endpoint.
-
-    Raises:
-        UserError: the peer does not fit.
-    """
-    sites = members.island.sites
-    site, process = members.counterpart(group)
-    name = f"site {sites[site]} (process {process}, host {host})"
-    peer = Endpoint.parse(endpoint, name)
-    require_same(members.settings, f"site {members.island.site}", peer.settings, name)
-    there = Direction((own.site, own.process), (peer.site, peer.process), own.nonce, peer.nonce)
-    return Peer(name, Party(group, peer.nonce), peer.address, there)
+    party = Party(members.group, own.nonce, own.process)
+    transport = CarrierTransport(party, names, members.key, listener, limits, members.devices)
+    return Joined(members, transport, own)
 
 
 def meet(
     island: IslandSettings,
-    process: int,
-    processes: int,
     timeout_seconds: float,
     endpoint: str | None = None,
     *,
     key: bytes | None = None,
     note: str | None = None,
 ) -> rendezvous.Everyone:
-    """Meet processes of all sites at the coordinator; return the facts of each, site by site.
+    """Meet the first processes of all sites at the coordinator; return the facts of each.
 
     Args:
         island: the sites, this process's among them, and where they meet.
-        process: index of this process among those of its site that take part.
-        processes: number of those of each site.
         timeout_seconds: time to wait for the others.
-        endpoint: text about this process for all others.
+        endpoint: text about this site for all others.
         key: secret of those that take part; None: the run's.
-        note: text of the first process of the first site for all.
+        note: text of the first site for all.
 
     Raises:
         UserError: this host's address is public, or processes do not fit together.
-        MissingProcessesError: some processes did not come in time; their sites are named.
+        MissingProcessesError: some sites did not come in time; they are named.
     """
     site = island.sites.index(island.site)
     try:
         return rendezvous.join(
-            site * processes + process,
-            len(island.sites) * processes,
+            site,
+            len(island.sites),
             island.coordinator,
             island.site,
             timeout_seconds,
-            own_address(island) if site == process == 0 else None,
+            own_address(island) if site == 0 else None,
             endpoint,
             island.key.encode() if key is None else key,
             note,
         )
     except MissingProcessesError as error:
-        missing = dict.fromkeys(island.sites[each // processes] for each in error.missing)
-        named = ", ".join(f"site {each}" for each in missing)
+        named = ", ".join(f"site {island.sites[each]}" for each in error.missing)
         raise MissingProcessesError(f"{error} ({named})", error.missing) from None
 
 
@@ -252,35 +292,54 @@ def own_address(island: IslandSettings) -> str:
     return address
 
 
-def wait_for_all(
-    members: Membership, transport: CarrierTransport, peers: Sequence[Peer], seconds: float
+def connect_with(
+    joined: Joined, processes: Mapping[int, Sequence[ProcessOfSite]], seconds: float
 ) -> None:
-    """Wait until this process has reached each peer and each has reached this one.
+    """Take up groups, and wait until this process and its counterparts have reached each other.
+
+    Args:
+        joined: this process.
+        processes: all processes of the site of each group.
+        seconds: time for all of it.
 
     Raises:
+        UserError: some process does not fit.
         RunError: one is refused, lost, or late; the message names the port in question.
     """
+    transport = joined.transport
+    of_groups = {group: joined.peers(group, of_site) for group, of_site in processes.items()}
+    for peers in of_groups.values():
+        transport.take_up(peers)
     deadline = time.monotonic() + seconds
-    site = members.island.site
-    for peer in peers:
-        control = transport.links[peer.party.group].control
-        while not (control.reached.is_set() and control.was_reached.is_set()):
-            if control.lost is None and time.monotonic() < deadline:
-                time.sleep(_LOOK_SECONDS)
-            elif not control.reached.is_set():
-                host, port = peer.address
-                peer_site = transport.site_names[peer.party.group]
-                tried = "refused" if control.lost else f"{control.problem}, for {seconds:g} s"
-                raise RunError(
-                    f"transport: {site} cannot reach {peer_site}:{port}, "
-                    f"{peer.name} at {host} ({tried}); is the tunnel up, and do the firewalls "
-                    "let TCP to this port through?"
-                )
-            elif control.lost is not None:
-                raise RunError(f"transport: lost the connection to {peer.name}: {control.lost}")
-            else:
-                host, port = transport.address
-                raise RunError(
-                    f"transport: {peer.name} has not reached {site}:{port} at {host} within "
-                    f"{seconds:g} s; do the firewalls let TCP to this port through?"
-                )
+    for group, peers in of_groups.items():
+        for peer, lane in zip(peers, transport.links[group].lanes, strict=True):
+            _wait_for(transport, peer, lane.link.control, deadline, seconds)
+
+
+def _wait_for(
+    transport: CarrierTransport,
+    peer: Peer,
+    control: ControlConnection,
+    deadline: float,
+    seconds: float,
+) -> None:
+    """Wait until this process has reached a peer and that has reached this one."""
+    site, peer_site = transport.site_names[transport.site], transport.site_names[peer.party.group]
+    while not (control.reached.is_set() and control.was_reached.is_set()):
+        if control.lost is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        elif not control.reached.is_set():
+            host, port = peer.address
+            tried = "refused" if control.lost else f"{control.problem}, for {seconds:g} s"
+            raise RunError(
+                f"transport: {site} cannot reach {peer_site}:{port}, {peer.name} at {host} "
+                f"({tried}); is the tunnel up, and do the firewalls let TCP to this port through?"
+            )
+        elif control.lost is not None:
+            raise RunError(f"transport: lost the connection to {peer.name}: {control.lost}")
+        else:
+            host, port = transport.address
+            raise RunError(
+                f"transport: {peer.name} has not reached {site}:{port} at {host} within "
+                f"{seconds:g} s; do the firewalls let TCP to this port through?"
+            )

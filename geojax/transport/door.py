@@ -1,11 +1,11 @@
 """The door of a site in a run, at which a site that returns asks, and learns how to reach it.
 
     returning site → each other site    what run is this?             facts of the run
-    returning site → each other site    here are my new endpoints     its endpoints, the facts
+    returning site → each other site    here are my new processes     its processes, the facts
 
-Each of the two is a rendezvous (`geojax.runtime.rendezvous`): the first process of the site at the
-door is process 0, the processes of the site that comes are the others. It has a key of its own,
-which the run's makes, so that nobody takes a door for the rendezvous of a start.
+Each of the two is a rendezvous (`geojax.runtime.rendezvous`) of two: the first process of the site
+at the door, and the first one of the site that comes. It has a key of its own, which the run's
+makes, so that nobody takes a door for the rendezvous of a start.
 """
 
 import contextlib
@@ -23,9 +23,9 @@ import pydantic
 from geojax.errors import MissingProcessesError, RunError, UserError
 from geojax.job.island_env import IslandSettings
 from geojax.runtime import rendezvous
-from geojax.runtime.agreement import value_of_first
 from geojax.runtime.rendezvous import Presence
-from geojax.transport.connect import Joined, own_address, wait_for_all
+from geojax.transport.connect import Joined, connect_with, own_address
+from geojax.transport.endpoint import ProcessOfSite, as_text, processes_of
 
 _SLICE_SECONDS = 5.0
 """Time for which a door listens at a time."""
@@ -39,17 +39,15 @@ class Answer(NamedTuple):
 
     facts: str
     """Text about the run."""
-    processes: Sequence[Presence]
-    """Processes of the site."""
-    guests: Sequence[Presence]
-    """Processes of the site that has asked."""
+    processes: str
+    """The processes of the site, as `geojax.transport.endpoint.as_text` tells them."""
 
 
 class _DoorNote(pydantic.BaseModel):
     """Text of a site at its door."""
 
     facts: str
-    processes: list[Presence]
+    processes: str
 
 
 class Door:
@@ -57,17 +55,17 @@ class Door:
 
     Args:
         island: this site among all.
-        processes: its processes, with their endpoints.
+        processes: its processes.
         facts: text about the run.
     """
 
-    def __init__(self, island: IslandSettings, processes: Sequence[Presence], facts: str):
-        self.arrivals: queue.SimpleQueue[Sequence[Presence]] = queue.SimpleQueue()
-        """Sites that have come with endpoints: all processes of each."""
+    def __init__(self, island: IslandSettings, processes: Sequence[ProcessOfSite], facts: str):
+        self.arrivals: queue.SimpleQueue[Presence] = queue.SimpleQueue()
+        """Sites that have come: the first process of each, with the text of all."""
         self.problem: str | None = None
         """Reason why nobody can come, or could not at one time."""
-        self._island, self._count = island, len(processes)
-        self._note = _DoorNote(facts=facts, processes=list(processes)).model_dump_json()
+        self._island = island
+        self._note = _DoorNote(facts=facts, processes=as_text(processes)).model_dump_json()
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="geojax door", daemon=True).start()
 
@@ -82,7 +80,7 @@ class Door:
             try:
                 everyone = rendezvous.join(
                     0,
-                    1 + self._count,
+                    2,
                     own,
                     island.site,
                     _SLICE_SECONDS,
@@ -96,9 +94,9 @@ class Door:
                 self.problem = str(error)
                 self._closed.wait(_PAUSE_SECONDS)
                 continue
-            _, *guests = everyone.processes
-            if all(guest.endpoint is not None for guest in guests):
-                self.arrivals.put(guests)
+            _, guest = everyone.processes
+            if guest.endpoint is not None:
+                self.arrivals.put(guest)
 
 
 def enter(joined: Joined, seconds: float) -> Joined:
@@ -119,64 +117,58 @@ def enter(joined: Joined, seconds: float) -> Joined:
     """
     with contextlib.ExitStack() as on_error:
         on_error.callback(joined.transport.close, failed=True)
-        if not (answers := connect_more(joined, joined.members.island.sites, seconds)):
+        joined = joined.gathered(seconds)
+        if not connect_more(joined, joined.members.island.sites, seconds):
             raise RunError("no other site of the run that goes on answers any more")
         on_error.pop_all()
-    return joined._replace(processes=answers[0].guests)
+    return joined
 
 
-def connect_more(joined: Joined, sites: Sequence[str], seconds: float) -> list[Answer]:
+def connect_more(joined: Joined, sites: Sequence[str], seconds: float) -> list[str]:
     """Connect with sites of the run that goes on, if they answer at their doors.
 
     All processes of this site call it together.
 
     Args:
-        joined: this process, whose port is open.
+        joined: this process, whose port is open, with the processes of its site.
         sites: names of sites to which it has no connection; its own is left out.
         seconds: time for the connections.
 
     Returns:
-        The answers, one of each site that has answered.
+        The names of the sites that have answered.
 
     Raises:
         UserError: this site does not fit to the others.
         RunError: a site has answered, and is lost since.
     """
-    members, transport, endpoint = joined.members, joined.transport, joined.endpoint
-    place = members.island, members.process, members.processes
-    answers = ask_doors(*place, endpoint.text(), sites=sites)
-    # Another process may have been too late for one of them.
-    names = json.loads(value_of_first("doors", json.dumps(list(answers)), seconds))
-    if not set(names) <= set(answers):
-        raise RunError("another site of the run that goes on does not answer any more")
-    peers = []
-    for name in names:
-        there = answers[name].processes[members.process]
-        group = members.island.sites.index(name)
-        peers.append(joined.peer(group, there.host, there.endpoint))
-    for peer in peers:
-        transport.take_up(peer)
-    wait_for_all(members, transport, peers, seconds)
-    return [answers[name] for name in names]
+    island = joined.members.island
+
+    def ask() -> str:
+        answers = ask_doors(island, as_text(joined.processes), sites=sites)
+        return json.dumps({name: answer.processes for name, answer in answers.items()})
+
+    told = json.loads(joined.members.talk.told_by_first("doors", ask, _ASK_SECONDS + seconds))
+    processes = {
+        island.sites.index(name): processes_of(text, f"site {name}") for name, text in told.items()
+    }
+    connect_with(joined, processes, seconds)
+    return list(told)
 
 
 def ask_doors(
     island: IslandSettings,
-    process: int,
-    processes: int,
-    endpoint: str | None = None,
+    processes: str | None = None,
     seconds: float = _ASK_SECONDS,
     sites: Sequence[str] | None = None,
 ) -> dict[str, Answer]:
     """Ask at the doors of other sites; return the answers of those that are there, by site.
 
-    All processes of this site ask together.
+    The first process of this site asks for all.
 
     Args:
         island: this site among all.
-        process: index of this process in its site.
-        processes: number of processes of each site.
-        endpoint: text of this process's endpoint, which the others are to reach; None: only ask.
+        processes: text of the processes of this site, which the others are to reach; None: only
+            ask.
         seconds: time that they have to answer.
         sites: names of the sites to ask; None: all others.
     """
@@ -187,7 +179,7 @@ def ask_doors(
     ]
 
     def ask(door: str) -> Answer | None:
-        return _ask(island, door, 1 + process, 1 + processes, endpoint, seconds)
+        return _ask(island, door, processes, seconds)
 
     with ThreadPoolExecutor(len(others), "geojax ask") as threads:
         answers = threads.map(lambda each: ask(each[1]), others)
@@ -198,20 +190,13 @@ def ask_doors(
         }
 
 
-def _ask(
-    island: IslandSettings,
-    door: str,
-    process: int,
-    count: int,
-    endpoint: str | None,
-    seconds: float,
-) -> Answer | None:
+def _ask(island: IslandSettings, door: str, processes: str | None, seconds: float) -> Answer | None:
     """Ask at a door; return who has answered, and the facts; None: nobody."""
     deadline = time.monotonic() + seconds
     while (remaining := deadline - time.monotonic()) > 0:
         try:
             everyone = rendezvous.join(
-                process, count, door, island.site, remaining, endpoint=endpoint, key=_key(island)
+                1, 2, door, island.site, remaining, endpoint=processes, key=_key(island)
             )
         except (MissingProcessesError, UserError):  # nobody is at the door, or another site is too
             pause = random.uniform(0.2, 1.0) * _PAUSE_SECONDS
@@ -224,7 +209,7 @@ def _ask(
                 f"site {island.site} may not return: the site at {door} has another version of "
                 "geojax"
             ) from None
-        return Answer(note.facts, note.processes, everyone.processes[1:])
+        return Answer(note.facts, note.processes)
     return None
 
 

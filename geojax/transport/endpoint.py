@@ -1,8 +1,12 @@
-"""Endpoints: how each process tells the others where it is."""
+"""Endpoints: how each process tells the others where it is, and a site where all of its are."""
 
+import base64
+import binascii
 import ipaddress
 import json
 import socket
+import zlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from geojax.errors import UserError
@@ -49,6 +53,47 @@ class Endpoint(NamedTuple):
                 f"transport: {who} has joined without an endpoint; start it as an island too "
                 "(dc.join=islands)"
             ) from None
+
+
+class ProcessOfSite(NamedTuple):
+    """A process as its site presents it to others."""
+
+    host: str
+    """Name of its host."""
+    endpoint: str
+    """Text of its endpoint."""
+
+
+_MOST_BYTES = 1 << 22
+"""Size of the processes of the largest site as JSON."""
+
+
+def as_text(processes: Sequence[ProcessOfSite]) -> str:
+    """Return the processes of a site as one text, compressed: they differ in little."""
+    text = json.dumps(processes, separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def processes_of(text: str | None, who: str) -> tuple[ProcessOfSite, ...]:
+    """Return the processes in a site's text, in their order.
+
+    Raises:
+        UserError: it tells none.
+    """
+    try:
+        stream = zlib.decompressobj()
+        content = json.loads(
+            stream.decompress(base64.b64decode(text or "", validate=True), _MOST_BYTES)
+        )
+        found = tuple(ProcessOfSite(*map(str, each)) for each in content)
+    except (binascii.Error, zlib.error, ValueError, TypeError, RecursionError):
+        found = ()
+    if not found:
+        raise UserError(
+            f"transport: {who} does not say where its processes are; all sites need the same "
+            "version of geojax, and dc.join=islands"
+        )
+    return found
 
 
 def address_towards(host: str, port: int) -> str:

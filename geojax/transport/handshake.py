@@ -1,8 +1,8 @@
 """The handshake of every connection between processes of a run: signed, for this start and peer.
 
     side that listens → side that dials    a challenge
-    side that dials   → side that listens  group, channel, number of the connection, what has come
-                                           there over earlier ones, nonce, signature
+    side that dials   → side that listens  group, process, channel, number of the connection, what
+                                           has come there over earlier ones, nonce, signature
     side that listens → side that dials    what has come here over earlier ones, signature
 
 The signatures cover both challenges, the nonces of both starts and the number of the connection,
@@ -24,7 +24,7 @@ from geojax.transport.tcp import keep_alive
 CONTROL = 0
 """Channel of control frames; those above carry messages."""
 _CHALLENGE_BYTES, _MAC_BYTES = 16, 32
-_HELLO = struct.Struct("!HHQQ16s")
+_HELLO = struct.Struct("!HHHQQ16s")
 _COUNT = struct.Struct("!Q")
 _HANDSHAKE_SECONDS = 10.0
 _MOST_STRANGERS = 64
@@ -42,6 +42,8 @@ class Party(NamedTuple):
     """Number of its site, or of its stage."""
     nonce: str
     """New at every start."""
+    process: int = 0
+    """Index of the process in its site."""
 
 
 class PeerRoute(NamedTuple):
@@ -59,6 +61,7 @@ class ChannelHello(NamedTuple):
     """Start of a connection that a peer has signed."""
 
     group: int
+    process: int
     channel: int
     number: int
     """Number of the connection among those of its channel."""
@@ -90,8 +93,9 @@ def open_channel(
     try:
         challenge = _receive(connection, _CHALLENGE_BYTES, deadline)
         own_challenge = secrets.token_bytes(_CHALLENGE_BYTES)
-        hello = _HELLO.pack(route.own.group, channel, number, received, own_challenge)
-        facts = _facts(route.own, route.peer, challenge, hello)
+        own = route.own
+        hello = _HELLO.pack(own.group, own.process, channel, number, received, own_challenge)
+        facts = _facts(own, route.peer, challenge, hello)
         connection.sendall(hello + _mac(route.key, b"open", facts))
         answer = _receive(connection, _COUNT.size + _MAC_BYTES, deadline)
         count, signature = answer[: _COUNT.size], answer[_COUNT.size :]
@@ -105,9 +109,15 @@ def open_channel(
 
 
 def read_hello(
-    connection: socket.socket, key: bytes, own: Party, peers: Mapping[int, Party]
+    connection: socket.socket, key: bytes, own: Party, peers: Mapping[tuple[int, int], Party]
 ) -> ChannelHello:
     """Challenge whoever has connected; return what a peer says.
+
+    Args:
+        connection: of whoever it is.
+        key: key of the run.
+        own: this end.
+        peers: the peers, by group and process.
 
     Raises:
         OSError: no answer in time.
@@ -118,13 +128,13 @@ def read_hello(
     connection.sendall(challenge)
     answer = _receive(connection, _HELLO.size + _MAC_BYTES, deadline)
     hello, signature = answer[: _HELLO.size], answer[_HELLO.size :]
-    group, channel, number, received, _ = _HELLO.unpack(hello)
-    if (peer := peers.get(group)) is None:
+    group, process, channel, number, received, _ = _HELLO.unpack(hello)
+    if (peer := peers.get((group, process))) is None:
         raise Refused("it is no peer")
     facts = _facts(peer, own, challenge, hello)
     if not hmac.compare_digest(signature, _mac(key, b"open", facts)):
         raise Refused("it is of another start, or its key is another")
-    return ChannelHello(group, channel, number, received, facts)
+    return ChannelHello(group, process, channel, number, received, facts)
 
 
 def confirm(

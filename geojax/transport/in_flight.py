@@ -1,6 +1,5 @@
 """The byte limit of the offers to one peer: offers wait while too much is unacknowledged."""
 
-import threading
 import time
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ class InFlight:
     Args:
         peer: how errors name the peer.
         limit_bytes: most bytes in flight.
-        counters: counters of the peer, kept up to date here.
+        counters: counters of the peer's site, kept up to date here.
         check: raises if the peer is lost; called while an offer waits.
     """
 
@@ -25,7 +24,8 @@ class InFlight:
     ):
         self._peer, self._limit_bytes = peer, limit_bytes
         self._counters, self._check = counters, check
-        self._changed = threading.Condition()
+        self._changed = counters.changed
+        self._messages = self._bytes = 0
 
     def add(self, key: MessageKey, size: int) -> None:
         """Count a message of `size` bytes; wait until it fits.
@@ -41,10 +41,12 @@ class InFlight:
             )
         start = time.monotonic()
         with self._changed:
-            while self._counters.bytes_in_flight + size > self._limit_bytes:
+            while self._bytes + size > self._limit_bytes:
                 self._check()
                 self._changed.wait(_POLL_SECONDS)
             self._counters.offer_wait_seconds += time.monotonic() - start
+            self._messages += 1
+            self._bytes += size
             self._counters.offered_messages += 1
             self._counters.offered_bytes += size
 
@@ -55,13 +57,15 @@ class InFlight:
             RunError: the peer was lost meanwhile.
         """
         with self._changed:
-            while self._counters.messages_in_flight:
+            while self._messages:
                 self._check()
                 self._changed.wait(_POLL_SECONDS)
 
     def acknowledge(self, size: int) -> None:
         """Count a message of `size` bytes as fetched by the peer."""
         with self._changed:
+            self._messages -= 1
+            self._bytes -= size
             self._counters.acknowledged_messages += 1
             self._counters.acknowledged_bytes += size
             self._changed.notify_all()

@@ -40,8 +40,9 @@ class PeerListener:
         """Address and port that peers reach."""
         self._key = key
         self._handshakes = Handshakes()
-        self._peers: dict[int, Party] = {}
-        self._adopts: dict[int, Callable[[socket.socket, ChannelHello], None]] = {}
+        self._peers: dict[tuple[int, int], Party] = {}
+        """The start of each peer that may connect, by group and process."""
+        self._adopts: dict[tuple[int, int], Callable[[socket.socket, ChannelHello], None]] = {}
 
     def expect(self, peer: Party, adopt: Callable[[socket.socket, ChannelHello], None]) -> None:
         """Give each connection that a peer opens to `adopt`, and refuse its earlier starts.
@@ -50,12 +51,12 @@ class PeerListener:
             peer: a start of a peer.
             adopt: takes a connection, or raises `Refused` or `OSError`.
         """
-        self._adopts[peer.group] = adopt
-        self._peers[peer.group] = peer
+        self._adopts[peer.group, peer.process] = adopt
+        self._peers[peer.group, peer.process] = peer
 
     def forget(self, group: int) -> None:
-        """Refuse the connections of a peer from now on."""
-        self._peers.pop(group, None)
+        """Refuse the connections of all peers of a group from now on."""
+        self._peers = {place: peer for place, peer in self._peers.items() if place[0] != group}
 
     def serve(self, own: Party) -> None:
         """Accept connections from now on."""
@@ -71,6 +72,6 @@ class PeerListener:
         try:
             with self._handshakes.room_for(connection):
                 hello = read_hello(connection, self._key, self._own, self._peers)
-            self._adopts[hello.group](connection, hello)
+            self._adopts[hello.group, hello.process](connection, hello)
         except (OSError, Refused):
             connection.close()

@@ -1,6 +1,7 @@
 """The protocol of every transport: offers, fetches, health and counters."""
 
 import dataclasses
+import threading
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -43,7 +44,7 @@ class MessageKey(NamedTuple):
 
 @dataclasses.dataclass
 class PeerCounters:
-    """Traffic between this process and its counterpart in one other site since the start."""
+    """Traffic between this process and its counterparts in one other site since the start."""
 
     offered_messages: int = 0
     offered_bytes: int = 0
@@ -52,6 +53,10 @@ class PeerCounters:
     """Bytes of offers that the peer has fetched, as far as this process knows."""
     offer_wait_seconds: float = 0.0
     """Time that `Transport.offer` waited for the peer to fetch earlier offers."""
+    changed: threading.Condition = dataclasses.field(
+        default_factory=threading.Condition, repr=False, compare=False
+    )
+    """Held by whoever changes them, and told of it."""
 
     @property
     def messages_in_flight(self) -> int:

@@ -104,23 +104,33 @@ def test_clocks_that_are_wrong_change_nothing(undisturbed, corpus, tmp_path):
         assert figures(disks(tmp_path)[site] / SITES[site]) == undisturbed
 
 
-def test_a_site_that_loses_one_of_two_processes_is_lost_whole(corpus, tmp_path):
-    two = {"mesh": {"dc": 3, "data": 2}}
-    alike = start_sites(config_of(tmp_path / "one", corpus, **two, simulate_devices=2), sites=SITES)
-    for process, output in zip(alike, finish(*alike), strict=True):
+TWO_DEVICES = {"mesh": {"dc": 3, "data": 2}}
+
+
+@pytest.fixture(scope="module")
+def undisturbed_on_two_devices(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two devices")
+    sites = start_sites(config_of(folder, corpus, **TWO_DEVICES), sites=SITES, devices=2)
+    for process, output in zip(sites, finish(*sites), strict=True):
         assert process.returncode == 0, output
-    folder = tmp_path / "two"
-    sites = start_sites(config_of(folder, corpus, **two), sites=SITES, processes=2)
-    killed = sites[-1]
+    return losses(folder / "run" / "east")
+
+
+@pytest.mark.parametrize("processes", [(2, 2, 2), (1, 1, 2)], ids=["all have two", "one has two"])
+def test_a_site_that_loses_one_of_two_processes_is_lost_whole(
+    processes, undisturbed_on_two_devices, corpus, tmp_path
+):
+    config = config_of(tmp_path, corpus, **TWO_DEVICES)
+    sites = start_sites(config, sites=SITES, processes=processes, devices=2)
     try:
-        wait_for_step(folder / "run" / "west", 3, sites[-2])
+        wait_for_step(tmp_path / "run" / "west", 3, sites[-2])
     finally:
-        os.kill(killed.pid, signal.SIGKILL)
+        os.kill(sites[-1].pid, signal.SIGKILL)
         outputs = finish(*sites)
-    for process, output in zip(sites[:4], outputs[:4], strict=True):
+    for process, output in zip(sites[:-2], outputs[:-2], strict=True):
         assert process.returncode == 0, output
-    assert sites[4].returncode != 0, outputs[4]  # the site's other process
-    for site in (0, 1):
-        assert "site west is lost (" in outputs[2 * site]
-        trained = losses(folder / "run" / SITES[site])
-        assert trained == pytest.approx(losses(tmp_path / "one" / "run" / "east"), rel=1e-6)
+    assert sites[-2].returncode != 0, outputs[-2]  # the site's other process
+    for site, output in zip(SITES[:2], (outputs[0], outputs[processes[0]]), strict=True):
+        assert "site west is lost (" in output
+        trained = losses(tmp_path / "run" / site)
+        assert trained == pytest.approx(undisturbed_on_two_devices, rel=1e-6)

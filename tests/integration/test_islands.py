@@ -130,10 +130,11 @@ def test_a_part_that_is_damaged_at_one_site_is_read_from_the_other(trained, tmp_
     assert not [*tmp_path.rglob("*.damaged")]
 
 
-def test_sites_of_two_processes_train_alike(trained, tmp_path, exact_losses):
+@pytest.mark.parametrize("processes", [("2",), ("1", "2")], ids=["both", "one of them"])
+def test_sites_of_two_processes_train_alike(processes, trained, tmp_path, exact_losses):
     config, run = trained
     made = launch(
-        config, tmp_path / "run", "--processes-per-site", "2", "--devices-per-process", "1"
+        config, tmp_path / "run", "--processes-per-site", *processes, "--devices-per-process", "1"
     )
     assert made.returncode == 0, made.stdout + made.stderr
     assert losses(tmp_path / "run" / "east") == losses(tmp_path / "run" / "west")

@@ -49,20 +49,24 @@ def start_sites(
     *arguments: str,
     runs: Sequence[Path] = (),
     sites: Sequence[str] = SITES,
-    processes: int = 1,
+    processes: Sequence[int] = (),
+    devices: int | None = None,
     of_sites: Sequence[Mapping[str, str]] = (),
 ) -> list[subprocess.Popen]:
-    """Start a job of so many processes for each site, ordered by site.
+    """Start a job for each site, ordered by site: of one process, or of so many.
 
-    `runs` are the sites' run directories where they share no file system, and `of_sites` further
-    variables of each.
+    `runs` are the sites' run directories where they share no file system, `devices` those of each
+    site, and `of_sites` further variables of each.
     """
+    counts = processes or [1] * len(sites)
     folders = [["--run_directory", str(run)] for run in runs] or [[]] * len(sites)
     started = []
     further = of_sites or [{}] * len(sites)
-    for variables, folder, own in zip(site_variables(sites), folders, further, strict=True):
-        meeting = f"127.0.0.1:{free_port()}"
-        for process in range(processes):
-            place = worker_env(process, processes, meeting, variables["GEOJAX_SITE"], None)
+    for variables, folder, own, count in zip(
+        site_variables(sites), folders, further, counts, strict=True
+    ):
+        meeting, each = f"127.0.0.1:{free_port()}", devices and devices // count
+        for process in range(count):
+            place = worker_env(process, count, meeting, variables["GEOJAX_SITE"], each)
             started.append(start(config, *arguments, *folder, **variables | place | own))
     return started

@@ -17,6 +17,7 @@ import numpy as np
 from support.islands import data_islands, shares, site_plans
 from support.ports import free_port
 from support.small_models import make_batch, model_of
+from support.thread_talk import SharedTalk, ThreadTalk
 
 from geojax.errors import RunError
 from geojax.islands.actions import breadth_first, data_actions
@@ -29,11 +30,11 @@ from geojax.islands.going_on.steps import SharedStep, record_of_start, run_step
 from geojax.islands.walk import Walk
 from geojax.job.island_env import IslandSettings
 from geojax.membership.file_store import FileRecordStore
-from geojax.runtime.rendezvous import Presence
 from geojax.transport import Membership, Streams
 from geojax.transport.carrier import Limits
 from geojax.transport.connect import begin
 from geojax.transport.door import Door, connect_more, enter
+from geojax.transport.endpoint import ProcessOfSite
 
 NAMES = ("east", "mid", "west")
 LIMITS = Limits(Streams(1, 1 << 18), 1 << 28, 20.0, goes_on=True)
@@ -94,6 +95,7 @@ class _Site:
 
     def __init__(self, processes):
         self.queues = [queue.SimpleQueue() for _ in range(processes)]
+        self.talk = SharedTalk(processes)
         self.dead = threading.Event()
 
 
@@ -160,7 +162,7 @@ class Islands:
         threads = [
             threading.Thread(target=run.process, args=(site, process))
             for site in range(len(NAMES))
-            for process in range(run.processes)
+            for process in range(run.processes[site])
         ]
         for thread in threads:
             thread.start()
@@ -191,7 +193,9 @@ class _Run:
         keeps_batch=True,
         unseen=None,
     ):
-        self._without_door, self.processes = without_door, processes
+        self._without_door = without_door
+        self.processes = processes if isinstance(processes, tuple) else (processes,) * len(NAMES)
+        """Number of processes of each site."""
         self._keeps_batch = keeps_batch
         self._unseen = unseen
         """A share of the batch without targets, and the step from which on it has none."""
@@ -208,16 +212,15 @@ class _Run:
             site: [death for death in deaths if death.site == site] for site in range(len(NAMES))
         }
         """Each site's, of one start after the other."""
-        count = len(NAMES) * processes
+        count = sum(self.processes)
         self._met, self._ended = threading.Barrier(count), threading.Barrier(count)
         self._starts, self._memberships, self._of_others = {}, {}, {}
         self._taken, self._dying = threading.Event(), threading.Lock()
         self._sites = {
-            site: [_Site(processes) for _ in range(1 + len(of_site))]
+            site: [_Site(self.processes[site]) for _ in range(1 + len(of_site))]
             for site, of_site in self._deaths.items()
         }
         """Channels of all starts of each site."""
-        self._records = {site: queue.SimpleQueue() for site in range(len(NAMES))}
         self._x64 = jax.config.jax_enable_x64
 
     def process(self, site, process):
@@ -258,7 +261,11 @@ class _Run:
             try:
                 return self._return(site, process, number)
             except RunError:
-                if self._without_door is not None or self.states or self.processes > 1:
+                if (
+                    self._without_door is not None
+                    or self.states
+                    or sum(self.processes) > len(NAMES)
+                ):
                     raise
                 self._end(site, process)
 
@@ -266,9 +273,10 @@ class _Run:
         self._memberships[site, process].close()
         self._starts[site, process].transport.close(failed=True)
 
-    def _begun(self, site, process):
-        members = Membership(settings_of(site, self._doors), process, self.processes, {})
-        return begin(members, LIMITS)
+    def _begun(self, site, process, number=0):
+        talk = ThreadTalk(process, self._sites[site][number].talk)
+        place, count = settings_of(site, self._doors), self.processes[site]
+        return begin(Membership(place, process, count, {}, talk=talk), LIMITS)
 
     def _live(self, site, process):
         islands = self._all
@@ -278,11 +286,10 @@ class _Run:
         self._met.wait(300)
         for other in range(len(NAMES)):
             if other != site:
-                text = self._starts[other, process].endpoint.text()
-                carrier.take_up(joined.peer(other, "here", text))
+                carrier.take_up(joined.peers(other, self._processes_of(other)))
         membership = self._membership(site, process, joined, 0)
         transport = self._transport(site, process, membership, 0)
-        record = self._record(site, process, transport)
+        record = self._record(site, transport)
         programs = island.walk.programs
         membership.begin(record, programs.sums, saved=0, last_step=self._steps)
         self._open_door(site, joined, membership)
@@ -292,22 +299,17 @@ class _Run:
 
     def _open_door(self, site, joined, membership):
         if site != self._without_door:
-            own = [self._presence(site, each) for each in range(self.processes)]
+            own = self._processes_of(site)
             membership.open_door(lambda: Door(joined.members.island, own, "a run"))
 
-    def _presence(self, site, process):
-        text = self._starts[site, process].endpoint.text()
-        return Presence(process=process, host="here", site=NAMES[site], endpoint=text)
+    def _processes_of(self, site):
+        starts = [self._starts[site, each] for each in range(self.processes[site])]
+        return [ProcessOfSite("here", each.endpoint.text()) for each in starts]
 
-    def _record(self, site, process, transport):
-        """The record that the first process of each site agrees on with those of other sites."""
-        if process > 0:
-            return self._records[site].get(timeout=300)
+    def _record(self, site, transport):
+        """The record on which all processes of all sites agree."""
         mesh = self._all.islands[site].plan.mesh
-        record = record_of_start(self._store(), "record", transport, mesh)
-        for _ in range(1, self.processes):
-            self._records[site].put(record)
-        return record
+        return record_of_start(self._store(), "record", transport, mesh)
 
     def _transport(self, site, process, membership, number):
         """The transport of a start, which dies if that is written."""
@@ -336,7 +338,7 @@ class _Run:
             connect_more(joined, [NAMES[site] for site in sites], LIMITS.silence_seconds)
 
         around = Surroundings(
-            joined.transport, channel, joined.peer, connect, self._lease, self._keeps_batch
+            joined.transport, channel, joined.peers, connect, self._lease, self._keeps_batch
         )
         if channel.own > 0:
             return FollowingProcess(around)
@@ -354,8 +356,8 @@ class _Run:
     def _return(self, site, process, number):
         islands = self._all
         island = copy.copy(islands.islands[site])
-        joined = self._starts[site, process] = self._begun(site, process)
-        enter(joined, LIMITS.silence_seconds)
+        joined = self._starts[site, process] = self._begun(site, process, number)
+        joined = enter(joined, LIMITS.silence_seconds)
         membership = self._membership(site, process, joined, number)
         transport = self._transport(site, process, membership, number)
         programs = island.walk.programs
@@ -434,7 +436,7 @@ class _Run:
         """Hold all processes of a site to the bits of the first."""
         for (site, process), metrics in self._of_others.items():
             assert metrics == self._of_others[site, 0], (site, process)
-            wanted = set.intersection(*({site, each} for each in range(self.processes)))
+            wanted = set.intersection(*({site, each} for each in range(self.processes[site])))
             assert set(self.agreed[site, process]) == wanted
 
 

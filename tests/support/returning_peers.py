@@ -31,7 +31,8 @@ from geojax.errors import RunError
 from geojax.job.island_env import IslandSettings
 from geojax.transport import Membership, MessageKey, Streams
 from geojax.transport.carrier import CarrierTransport, Limits
-from geojax.transport.connect import begin, peer_of
+from geojax.transport.connect import Joined, begin
+from geojax.transport.endpoint import ProcessOfSite
 
 SITES = ("east", "west", "north")
 KILLED, UNDISTURBED, SURVIVOR = range(3)
@@ -43,7 +44,7 @@ LIMITS = Limits(Streams(2, 1 << 18), 1 << 28, 20.0)
 class Site(NamedTuple):
     """An end of a transport, and how others reach it."""
 
-    members: Membership
+    joined: Joined
     transport: CarrierTransport
     endpoint: object
 
@@ -53,13 +54,12 @@ class Site(NamedTuple):
         island = IslandSettings(
             site=SITES[site], sites=SITES, coordinators=("127.0.0.1:1",), key="k" * 32
         )
-        members = Membership(island, 0, 1, {})
-        joined = begin(members, LIMITS)
-        return cls(members, joined.transport, joined.endpoint)
+        joined = begin(Membership(island, 0, 1, {}), LIMITS)
+        return cls(joined, joined.transport, joined.endpoint)
 
     def take_up(self, other, endpoint):
         """Join it to another site."""
-        self.transport.take_up(peer_of(self.members, self.endpoint, other, "here", endpoint))
+        self.transport.take_up(self.joined.peers(other, [ProcessOfSite("here", endpoint)]))
 
 
 class Exchange:
@@ -152,7 +152,7 @@ def kill_and_return(times, size, seed=0):
     begun, killed_at = [], []
 
     def is_within_a_message():
-        arriving = list(survivor.transport.links[KILLED]._inbox._arriving.values())
+        arriving = list(survivor.transport.links[KILLED].lanes[0].link._inbox._arriving.values())
         return any(0 < each.missing < size for each in arriving)
 
     def kill_within_a_message(process):

@@ -76,9 +76,10 @@ from geojax.runtime.rendezvous import Presence
 from geojax.step.state import TrainState
 from geojax.transport import LostPeerError
 from geojax.transport.door import Door
+from geojax.transport.endpoint import ProcessOfSite, processes_of
 from geojax.transport.handshake import Party
 from geojax.transport.host_memory import size_of
-from geojax.transport.peer_link import PeerLink
+from geojax.transport.link_to_site import LinkToSite
 from geojax.transport.shards import local_shapes
 
 _QUEUE_SHARE = 0.25
@@ -114,7 +115,7 @@ class DecidingProcess(SiteMembership):
         self._door: Door | None = None
         self._problem: str | None = None
         """The problem of the door that was told last."""
-        self._guests: dict[int, Sequence[Presence]] = {}
+        self._guests: dict[int, tuple[ProcessOfSite, ...]] = {}
         """Starts of other sites' processes that are taken up when the record lacks these sites."""
         self._state: MemberState
         self._ticks = Ticks()
@@ -182,7 +183,7 @@ class DecidingProcess(SiteMembership):
         links = self.transport.links.values()
         if not links:
             raise RunError("all sites that took part are lost; start this site again")
-        if all(link.control.finished for link in links):
+        if all(link.finished for link in links):
             raise RunError("the other sites have ended the run; this one has come too late")
         return work
 
@@ -314,28 +315,27 @@ class DecidingProcess(SiteMembership):
         for turn in ahead:
             self._take(Received(turn))
 
-    def _noticed(self, site: int, link: PeerLink) -> MembershipEvent | None:
+    def _noticed(self, site: int, link: LinkToSite) -> MembershipEvent | None:
         """Return what a link tells of a site that it has not told before."""
-        control = link.control
         seen = [each for (of, _), each in self._seen.items() if of == site]
-        is_silent = control.silent_seconds >= SILENT_SHARE * self._lease
+        is_silent = link.silent_seconds >= SILENT_SHARE * self._lease
         is_silent |= any(each.is_silent for each in seen)
-        lost = next((each.lost for each in seen if each.lost is not None), control.lost)
+        lost = next((each.lost for each in seen if each.lost is not None), link.lost_contact)
         if self._takes_part and site not in self._adopted.members:
-            if not (control.finished or lost or link.lost or is_silent):
+            if not (link.finished or lost or link.is_lost or is_silent):
                 return None
             self._part(site)
             return Gone(site)
-        if self._returns and not self._takes_part and (lost or link.lost):
+        if self._returns and not self._takes_part and (lost or link.is_lost):
             self._lost_on_return.add(site)
             self._part(site)
             return Gone(site)
-        if control.finished or site in self._reasons or not self._takes_part:
+        if link.finished or site in self._reasons or not self._takes_part:
             return None
         try:
             link.check()
         except LostPeerError:
-            if control.lost is None:  # it could not be sent a message, or take one
+            if link.lost_contact is None:  # it could not be sent a message, or take one
                 raise
         if lost is not None:
             self._reasons[site] = lost
@@ -379,7 +379,7 @@ class DecidingProcess(SiteMembership):
         elif note.step != newest + 1:
             return
         link = self.transport.links.get(note.sender)
-        if link is None or link.lost or link.control.lost:
+        if link is None or link.is_lost or link.lost_contact:
             return  # another member has the sums too, or none has
         self._fetched += 1
         self._decide(FetchHanded(self._fetched, note))
@@ -407,10 +407,9 @@ class DecidingProcess(SiteMembership):
                 self._take(Gone(site))
             self._reasons.pop(site, None)
             self._silent.discard(site)
-            processes = tuple((guest.host, guest.endpoint or "") for guest in guests)
-            self._taken_up[site] = self._around.peer_of(site, *processes[0]).party
+            self._taken_up[site] = self._around.peers_of(site, guests)[0].party
             self._forget_seen(site)
-            self._decide(TakeUp(site, self._starts.get(site, 0) + 1, processes))
+            self._decide(TakeUp(site, self._starts.get(site, 0) + 1, guests))
 
     def _part(self, site: int) -> None:
         """Let go of a site that does not take part."""
@@ -421,22 +420,21 @@ class DecidingProcess(SiteMembership):
         for process in self._channel.others:
             self._seen.pop((site, process), None)
 
-    def _welcome(self, presences: Sequence[Presence]) -> None:
+    def _welcome(self, first: Presence) -> None:
         names = list(self.transport.site_names)
-        name = presences[0].site
+        name = first.site
         if name not in names or name == names[self.transport.site]:
             return
         site = names.index(name)
         try:
-            peer, *_ = [
-                self._around.peer_of(site, each.host, each.endpoint or "") for each in presences
-            ]
+            guests = processes_of(first.endpoint, f"site {name}")
+            peer, *_ = self._around.peers_of(site, guests)
         except UserError as error:
             reason = f"site {name} cannot return: {error}"
             self._tell("lost", self._state.applied + 1, reason)
             return
         if peer.party != self._taken_up.get(site):  # its answer was lost, and it asked again
-            self._guests[site] = presences
+            self._guests[site] = guests
 
     def _take(self, event: MembershipEvent) -> None:
         before = self._state.record

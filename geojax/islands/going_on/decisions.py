@@ -17,6 +17,7 @@ from geojax.membership.events import (
     TakeState,
 )
 from geojax.membership.record import MembershipRecord
+from geojax.transport.endpoint import ProcessOfSite
 
 
 class Adopt(NamedTuple):
@@ -31,8 +32,7 @@ class TakeUp(NamedTuple):
     site: int
     start: int
     """Number of the start, by which reports about earlier ones are told apart."""
-    processes: tuple[tuple[str, str], ...]
-    """Host and endpoint of each of its processes."""
+    processes: tuple[ProcessOfSite, ...]
 
 
 class PartWith(NamedTuple):
@@ -152,7 +152,7 @@ _TYPES: dict[str, Any] = {
         *(Adopt, Agreed, Answered, ApplySums, BeginAgain, ComputeSums, ConnectMore),
         *(DropHanded, EndReturn, Fence),
         *(FetchHanded, HandOver, HandedCame, HandedOver, MembershipRecord, PartWith),
-        *(ReleaseSums, SeenLink, SumsReady, TakeHanded, TakeState, TakeUp),
+        *(ProcessOfSite, ReleaseSums, SeenLink, SumsReady, TakeHanded, TakeState, TakeUp),
     )
 }
 

@@ -15,7 +15,7 @@ from geojax.membership.events import ComputeSums, SumsReady
 from geojax.membership.member_state import SILENT_SHARE
 from geojax.transport import LostPeerError
 from geojax.transport.door import Door
-from geojax.transport.peer_link import PeerLink
+from geojax.transport.link_to_site import LinkToSite
 
 
 class FollowingProcess(SiteMembership):
@@ -55,21 +55,21 @@ class FollowingProcess(SiteMembership):
                 self._reported = number
                 self._report(HandedCame(number))
 
-    def _look(self, site: int, link: PeerLink) -> SeenLink:
+    def _look(self, site: int, link: LinkToSite) -> SeenLink:
         """Return how the link to a site is.
 
         Raises:
             LostPeerError: the link is lost by this end.
         """
-        control, start = link.control, self._starts.get(site, 0)
-        if control.finished:
+        start = self._starts.get(site, 0)
+        if link.finished:
             return SeenLink(site, start, None, is_silent=False)
         try:
             link.check()
         except LostPeerError:
-            if control.lost is None:  # it could not be sent a message, or take one
+            if link.lost_contact is None:  # it could not be sent a message, or take one
                 raise
-        return SeenLink(site, start, control.lost, control.silent_seconds >= self._silence)
+        return SeenLink(site, start, link.lost_contact, link.silent_seconds >= self._silence)
 
     def _tell_ready(self, work: ComputeSums) -> None:
         self._report(SumsReady(work.record.membership_id, work.step))

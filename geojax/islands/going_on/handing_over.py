@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from geojax.islands.programs.values import StepSums
 from geojax.membership.events import HandedOver
 from geojax.membership.notes import as_note
 from geojax.step.state import TrainState
 from geojax.transport import CarrierTransport, Fetch, LostPeerError, MessageKey
-from geojax.transport.shards import local_shards
+from geojax.transport.shards import HeldArray
 
 
 def handed_part(state: TrainState) -> TrainState:
@@ -131,9 +130,9 @@ class HandingOver:
 
     def _copy(self, site: int, note: HandedOver, leaves: Sequence[jax.Array]) -> None:
         for number, leaf in enumerate(leaves):
-            shards = [np.array(shard) for shard in local_shards(leaf)]
+            held = HeldArray.of(leaf)
             with contextlib.suppress(LostPeerError, KeyError):  # it is lost again
-                self._transport.offer_held(site, _key(note, number), shards)
+                self._transport.offer_held(site, _key(note, number), held)
 
 
 class Incoming:

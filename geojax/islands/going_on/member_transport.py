@@ -148,7 +148,7 @@ class _MemberFetch:
             if link is None or links.get(self._sender) is not link:
                 name = self._membership.transport.site_names[self._sender]
                 raise LostSiteError(f"the run goes on without site {name}")
-            if self._fetch is not None and link.control.finished:
+            if self._fetch is not None and link.finished:
                 break  # which is an error
         if self._membership.is_interrupted:
             return zeros(self._like)

@@ -43,10 +43,11 @@ from geojax.step.state import TrainState
 from geojax.transport import CarrierTransport, LostPeerError
 from geojax.transport.carrier import Peer
 from geojax.transport.door import Door
+from geojax.transport.endpoint import ProcessOfSite
 
 POLL_SECONDS = 0.002
 
-PeerOf: TypeAlias = Callable[[int, str, str], Peer]
+PeersOf: TypeAlias = Callable[[int, Sequence[ProcessOfSite]], Sequence[Peer]]
 ConnectTo: TypeAlias = Callable[[Sequence[int]], object]
 
 
@@ -77,9 +78,9 @@ class Surroundings(NamedTuple):
     """Joins the process to its counterparts in all other sites."""
     channel: ProcessChannel
     """Joins the processes of the site."""
-    peer_of: PeerOf
-    """Returns how the counterpart in a site is reached, by its host and its endpoint; it raises
-    `UserError` if there is none."""
+    peers_of: PeersOf
+    """Returns how the counterparts in a site are reached, by all its processes; it raises
+    `UserError` if these do not fit."""
     connect_more: ConnectTo
     """Connects with sites, by their numbers, if they answer at their doors."""
     lease_seconds: float
@@ -316,7 +317,7 @@ class SiteMembership(abc.ABC):
                     self.handing.forget(site)
             case TakeUp(site, start, processes):
                 self._starts[site] = start
-                self.transport.take_up(self._around.peer_of(site, *processes[self._channel.own]))
+                self.transport.take_up(self._around.peers_of(site, processes))
             case HandOver(site, note, is_member):
                 self.handing.hand_over(site, note, is_member=is_member)
             case FetchHanded(number, note):

@@ -20,8 +20,11 @@ from geojax.runtime.rendezvous.signatures import derived_key
 
 LONGEST_GREETING = 256
 """Bytes of the longest first line of process 0."""
-LONGEST_HELLO = 8192
-"""Bytes of the longest line that process 0 reads; what is longer comes from a stranger."""
+_SHORT_HELLO = 8192
+_LONGEST_ENDPOINT = 1 << 17
+"""Letters of the longest endpoint, enough for that of a site of 5,000 processes."""
+_UNSIGNED_BYTES = 1 << 26
+"""Bytes that all strangers together may make process 0 hold."""
 LONGEST_VERDICT = 1 << 26
 """Bytes of the longest line that the others read."""
 LONGEST_NOTE = 1 << 24
@@ -45,7 +48,9 @@ _Text = Annotated[
 _Sentence = Annotated[str, pydantic.Field(max_length=4096), pydantic.AfterValidator(_printable)]
 _Gpus = Annotated[str, pydantic.Field(max_length=4096), pydantic.AfterValidator(_printable)]
 _Address = Annotated[str, pydantic.AfterValidator(lambda text: str(ipaddress.ip_address(text)))]
-_Endpoint = Annotated[str, pydantic.Field(max_length=1024), pydantic.AfterValidator(_printable)]
+_Endpoint = Annotated[
+    str, pydantic.Field(max_length=_LONGEST_ENDPOINT), pydantic.AfterValidator(_printable)
+]
 _Note = Annotated[str, pydantic.Field(max_length=LONGEST_NOTE)]
 _Index = Annotated[int, pydantic.Field(ge=0, lt=1 << 20)]
 
@@ -170,6 +175,16 @@ def own_hello(process: int, count: int, site: str | None, endpoint: str | None =
             f"process {process}: its {name} cannot be told to the others ({first['msg']}); "
             "one printable line would do"
         ) from None
+
+
+def longest_hello(connections: int) -> int:
+    """Return the bytes of the longest line that process 0 reads; a longer one is a stranger's.
+
+    Args:
+        connections: most connections that may be of strangers at a time.
+    """
+    share = _UNSIGNED_BYTES // connections
+    return max(_SHORT_HELLO, min(_SHORT_HELLO + _LONGEST_ENDPOINT, share))
 
 
 def fresh_for(nonce: str, hello: Hello) -> str:

@@ -12,7 +12,6 @@ import pydantic
 
 from geojax.errors import MissingProcessesError, UserError
 from geojax.runtime.rendezvous.messages import (
-    LONGEST_HELLO,
     OTHER_KEY,
     WHO_IS_MISSING,
     Everyone,
@@ -21,6 +20,7 @@ from geojax.runtime.rendezvous.messages import (
     Presence,
     Verdict,
     fresh_for,
+    longest_hello,
     missing_sentence,
     pack,
 )
@@ -93,6 +93,7 @@ class RendezvousServer:
         """Connections of nobody yet, the oldest first."""
         self.ignored = IgnoredHellos()
         allow_connections(own.count)
+        self.longest_hello = longest_hello(_MOST_STRANGERS + own.count)
         self.host, self.port = host, port
         self.listeners: list[socket.socket] = []
         self.listening_again_at: float | None = None
@@ -190,7 +191,7 @@ class RendezvousServer:
         except OSError:
             piece = b""
         connection.unread += piece
-        if not piece or len(connection.unread) > LONGEST_HELLO:
+        if not piece or len(connection.unread) > self.longest_hello:
             self.disconnect(connection)
             return
         line, newline, rest = connection.unread.partition(b"\n")

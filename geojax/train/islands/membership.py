@@ -73,7 +73,7 @@ def membership_of(
         connect_more(joined, [names[site] for site in sites], eviction)
 
     around = Surroundings(
-        joined.transport, channel, joined.peer, connect, eviction, config.islands.keeps_batch
+        joined.transport, channel, joined.peers, connect, eviction, config.islands.keeps_batch
     )
     if channel.own > 0:
         return FollowingProcess(around)

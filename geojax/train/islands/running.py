@@ -5,15 +5,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import pydantic
 
 from geojax.config.run_config import RunConfig
 from geojax.data.batch_ramp import BatchRamp
 from geojax.errors import UserError
 from geojax.job.island_env import IslandSettings
-from geojax.membership.record import UnreachableStoreError
-from geojax.runtime.agreement import value_of_first
+from geojax.membership.record import RecordStore, UnreachableStoreError
+from geojax.runtime.agreement import told_by_first
 from geojax.settings import Settings
 from geojax.step.resolved import Step
 from geojax.train.agreed_step import step_of_note, step_or_error
@@ -83,8 +82,8 @@ class RunningFacts(Settings):
 def facts_of_running(config: RunConfig, island: IslandSettings) -> RunningFacts | None:
     """Ask the other sites for the run that goes on without this one; None: nobody runs it.
 
-    All processes of the site call it together. Nobody is asked before the first start of a run,
-    which leaves a record.
+    All processes of the site call it together; the first one asks. Nobody is asked before the first
+    start of a run, which leaves a record.
 
     Args:
         config: the run of all sites.
@@ -92,22 +91,9 @@ def facts_of_running(config: RunConfig, island: IslandSettings) -> RunningFacts 
     """
     if config.islands.lease is None:
         return None
-    is_out = True
-    try:
-        record = record_store(config.islands.lease, config.run_directory.name).read()
-    except UnreachableStoreError:
-        pass
-    else:
-        if record is None:
-            return None
-        is_out = island.sites.index(island.site) not in record.members
-    deadline = time.monotonic() + (_ASK_SECONDS if is_out else 0.0)
-    place = jax.process_index(), jax.process_count()
-    while not (answers := ask_doors(island, *place)) and time.monotonic() < deadline:
-        continue
-    own = next((answer.facts for answer in answers.values()), "")
-    # Another process may have been too late for a door.
-    facts = value_of_first("facts of the run that goes on", own, 2 * _ASK_SECONDS)
+    store = record_store(config.islands.lease, config.run_directory.name)
+    name = "facts of the run that goes on"
+    facts = told_by_first(name, lambda: _facts_at_doors(store, island), 2 * _ASK_SECONDS)
     if not facts:
         return None
     try:
@@ -117,3 +103,20 @@ def facts_of_running(config: RunConfig, island: IslandSettings) -> RunningFacts 
             "the run goes on at the other sites with another version of geojax; start this site "
             "with theirs"
         ) from None
+
+
+def _facts_at_doors(store: RecordStore, island: IslandSettings) -> str:
+    """Return what a site tells at its door; "": there is no run, or nobody answers."""
+    is_out = True
+    try:
+        record = store.read()
+    except UnreachableStoreError:
+        pass
+    else:
+        if record is None:
+            return ""
+        is_out = island.sites.index(island.site) not in record.members
+    deadline = time.monotonic() + (_ASK_SECONDS if is_out else 0.0)
+    while not (answers := ask_doors(island)) and time.monotonic() < deadline:
+        continue
+    return next((answer.facts for answer in answers.values()), "")

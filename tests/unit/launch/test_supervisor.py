@@ -34,7 +34,7 @@ def run(tmp_path, monkeypatch):
     def run(program, sites="ab", grace=5.0, settle=0.3):
         command = [sys.executable, "-S", "-c", PRELUDE + program, str(tmp_path)]
         workers = local_workers(
-            list(sites), 1, command, simulated_devices=None, grace_seconds=grace
+            list(sites), (1,) * len(sites), command, simulated_devices=None, grace_seconds=grace
         )
         out, err = io.StringIO(), io.StringIO()
         output = Output(workers, out, err)
@@ -282,14 +282,14 @@ def test_a_reader_that_goes_away_stops_the_run():
             raise BrokenPipeError
 
     command = [sys.executable, "-S", "-u", "-c", "while True: print('line')"]
-    workers = local_workers(["a"], 1, command, simulated_devices=1, grace_seconds=5)
+    workers = local_workers(["a"], (1,), command, simulated_devices=1, grace_seconds=5)
     outcome = supervise(workers, Output(workers, Closed(), io.StringIO()), grace_seconds=5)
     assert (outcome.exit_code, outcome.stopped_by) == (143, signal.SIGHUP)
 
 
 def test_a_program_that_is_not_there_is_said(run, tmp_path):
     workers = local_workers(
-        ["a"], 1, [str(tmp_path / "none")], simulated_devices=2, grace_seconds=5
+        ["a"], (1,), [str(tmp_path / "none")], simulated_devices=2, grace_seconds=5
     )
     err = io.StringIO()
     outcome = supervise(workers, Output(workers, err, err), grace_seconds=5)
@@ -332,7 +332,7 @@ while True:
 import sys
 from geojax.launch import Output, local_workers, supervise, supervise_sites
 command = [sys.executable, "-S", "-c", {PRELUDE + program!r}, {str(tmp_path)!r}]
-workers = local_workers(["a", "b"], 1, command, simulated_devices=1, grace_seconds=0.2)
+workers = local_workers(["a", "b"], (1, 1), command, simulated_devices=1, grace_seconds=0.2)
 supervise(workers, Output(workers, sys.stdout, sys.stderr), grace_seconds=60)
 """
     process = subprocess.Popen([sys.executable, "-c", launcher])
@@ -379,7 +379,9 @@ def run_sites(tmp_path, monkeypatch):
 
     def run_sites(program, limit=5):
         command = [sys.executable, "-S", "-c", PRELUDE + program, str(tmp_path)]
-        workers = local_workers(["a", "b"], 1, command, simulated_devices=None, grace_seconds=5)
+        workers = local_workers(
+            ["a", "b"], (1, 1), command, simulated_devices=None, grace_seconds=5
+        )
         err = io.StringIO()
         output = Output(workers, io.StringIO(), err)
         sites = [[worker] for worker in workers]

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import stat
 import subprocess
@@ -25,8 +26,9 @@ def told(worker):
 
 
 def workers(sites, each=1, devices=None, wan=None):
+    processes = each if isinstance(each, tuple) else (each,) * len(sites)
     return local_workers(
-        sites, each, ["train"], simulated_devices=devices, grace_seconds=3, wan=wan
+        sites, processes, ["train"], simulated_devices=devices, grace_seconds=3, wan=wan
     )
 
 
@@ -47,8 +49,7 @@ def test_processes_on_this_machine_learn_their_places():
 
 def test_sites_that_are_jobs_of_their_own_number_their_processes_each_from_zero(monkeypatch):
     monkeypatch.setenv("GEOJAX_ISLANDS_PORT", "61400")
-    together = local_workers(["east", "west"], 2, ["train"], simulated_devices=4, grace_seconds=3)
-    started = as_islands(together)
+    started = as_islands(workers(["east", "west"], each=2, devices=4))
     places = [told(worker) for worker in started]
     assert [place.process_id for place in places] == [0, 1, 0, 1]
     assert {place.process_count for place in places} == {2}
@@ -59,6 +60,20 @@ def test_sites_that_are_jobs_of_their_own_number_their_processes_each_from_zero(
     assert len({(each.key, each.coordinator) for each in joined}) == 1
     assert [each.port for each in joined] == [61400, 61400, 61402, 61402], "with two a site"
     assert [worker.label for worker in started] == ["east/0", "east/1", "west/2", "west/3"]
+
+
+def test_sites_may_have_different_numbers_of_processes_and_have_as_many_devices(monkeypatch):
+    monkeypatch.setenv("GEOJAX_ISLANDS_PORT", "61400")
+    started = as_islands(workers(["east", "mid", "west"], each=(1, 2, 1), devices=2))
+    places = [told(worker) for worker in started]
+    assert [(place.process_id, place.process_count) for place in places] == [
+        *((0, 1), (0, 2), (1, 2), (0, 1))
+    ]
+    assert [place.simulated_devices for place in places] == [4, 2, 2, 4]
+    ports = [island_settings(worker.environment).port for worker in started]
+    assert ports == [61400, 61401, 61401, 61403]
+    with pytest.raises(UserError, match="3 devices of a site do not divide among the 2 processes"):
+        workers(["east", "west"], each=(3, 2), devices=1)
 
 
 def test_sites_of_an_emulated_network_run_in_their_namespaces():
@@ -82,6 +97,8 @@ def test_gpus_are_shared_out(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,5")
     shares = [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in workers(["a", "b"])]
     assert shares == ["0,1", "2,5"]
+    unlike = [each.environment["CUDA_VISIBLE_DEVICES"] for each in workers(["a", "b"], (1, 2))]
+    assert unlike == ["0,1", "2", "5"]
     assert "CUDA_VISIBLE_DEVICES" not in workers(["a", "b"], devices=2)[0].environment
     with pytest.raises(UserError, match=r"4 GPU\(s\) do not divide among 3 processes"):
         workers(["a", "b", "c"])
@@ -108,7 +125,13 @@ def test_what_is_no_list_of_sites_is_refused(asked):
     [
         ({}, [], "no command to launch"),
         ({}, ["trian", "x.yaml"], "'trian' is neither 'train' nor 'probe' nor a program"),
-        ({"processes_per_site": 0}, ["train"], "processes_per_site: input should be greater"),
+        ({"processes_per_site": [0]}, ["train"], "processes_per_site.0: input should be greater"),
+        ({"processes_per_site": [1, 2]}, ["train"], "1 2: give one number for all sites, or with"),
+        (
+            {"processes_per_site": [1, 2], "islands": True, "sites": "3"},
+            ["train"],
+            "1 2: give one number for all sites, or with --islands one for each of the 3",
+        ),
         ({"grace_seconds": "soon"}, ["train"], "'soon' is not a number of seconds"),
         ({"hosts": "h.yaml", "sites": "2"}, ["train"], "--hosts h.yaml says which sites"),
     ],
@@ -245,10 +268,11 @@ def test_sites_over_ssh_are_jobs_of_their_own_with_a_key_that_no_command_line_sh
 
 
 @pytest.mark.usefixtures("ssh")
-def test_sites_over_ssh_with_different_numbers_of_hosts_are_no_islands(tmp_path):
-    hosts = hosts_file(tmp_path / "h.yaml", HOSTS)
-    with pytest.raises(UserError, match="equally many hosts; they have east 2, west 1"):
-        ssh_members(hosts, "train", islands=True)
+def test_islands_over_ssh_may_have_different_numbers_of_hosts(tmp_path):
+    started = ssh_members(hosts_file(tmp_path / "h.yaml", HOSTS), "train", islands=True)
+    assert [worker.label for worker in started] == ["east/0", "east/1", "west/2"]
+    counts = [re.search(r"GEOJAX_PROCESS_COUNT=(\d)", " ".join(each.command)) for each in started]
+    assert [found[1] for found in counts] == ["2", "2", "1"]
 
 
 @pytest.mark.parametrize(

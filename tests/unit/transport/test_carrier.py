@@ -74,7 +74,7 @@ def filled(like, value):
 def test_a_process_exchanges_with_its_counterpart_in_each_group_of_each_site():
     members = Membership(island(("east", "west"), 1, "east:1"), 3, 4, {}, groups=2)
     assert members.group == 3
-    assert [members.counterpart(group) for group in range(4)] == [(0, 1), (0, 3), (1, 1), (1, 3)]
+    assert [list(members.counterparts(group, 4)) for group in range(4)] == [[1], [3], [1], [3]]
 
 
 def test_three_sites_exchange_and_finish(like):
@@ -278,7 +278,7 @@ def test_sites_go_on_without_one_that_is_given_up(like):
         east.offer(2, KEY, [filled(like, 1)])
         north.close(failed=True)
         for site in (east, west):
-            link = site.links[2]
+            (link,) = [lane.link for lane in site.links[2].lanes]
             wait_until(lambda link=link: link.control.lost is not None)
             site.give_up(2)
             assert set(site.counters) == {1 - site.site}
@@ -288,13 +288,13 @@ def test_sites_go_on_without_one_that_is_given_up(like):
         np.testing.assert_array_equal(got, filled(like, 5))
         west.drain()
         west.close()
-        assert east.links[1].control.over.wait(PATIENCE_SECONDS)
-        assert east.links[1].control.finished, "which is no failure"
+        assert east.links[1].lanes[0].link.control.over.wait(PATIENCE_SECONDS)
+        assert east.links[1].finished, "which is no failure"
 
 
 def test_a_silent_site_is_not_lost_where_the_caller_decides(like, monkeypatch):
     with joined_sites(goes_on=True) as (east, _):
-        monkeypatch.setattr(type(east.links[1].control), "silent_seconds", 100.0)
+        monkeypatch.setattr(type(east.links[1].lanes[0].link.control), "silent_seconds", 100.0)
         east.check()
 
 
@@ -314,7 +314,7 @@ def test_offers_of_an_earlier_membership_are_withdrawn_unless_they_are_asked_for
     first, second = (KEY._replace(membership_id=1, part=part) for part in range(2))
     with joined_sites(limit_bytes=300, goes_on=True) as (east, west):
         asked = west.fetch(0, first, [like])
-        link = east.links[1]
+        (link,) = [lane.link for lane in east.links[1].lanes]
         wait_until(lambda: link._outbox._asked)
         with link._outbox.changed:  # nothing leaves yet
             for key in (first, second):
@@ -331,7 +331,7 @@ def test_offers_of_an_earlier_membership_are_withdrawn_unless_they_are_asked_for
 
 def test_an_offer_that_is_never_computed_ends_its_link_with_the_reason():
     with joined_sites(("east", "west", "north")) as (east, _, _):
-        east.links[1].fail_to_depart(KEY, "it was deleted")
+        east.links[1].lanes[0].link.fail_to_depart(KEY, "it was deleted")
         told = f"cannot send {KEY} to site west .*: it was deleted"
         with pytest.raises(RunError, match=told):
             east.offer(1, KEY, [])

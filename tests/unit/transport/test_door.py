@@ -10,11 +10,11 @@ from support.processes import wait_until
 
 from geojax.errors import RunError
 from geojax.job.island_env import IslandSettings
-from geojax.runtime.rendezvous import Presence
 from geojax.transport import Membership, Streams
 from geojax.transport.carrier import Limits
 from geojax.transport.connect import begin
 from geojax.transport.door import Door, ask_doors, enter
+from geojax.transport.endpoint import ProcessOfSite, processes_of
 
 SITES = ("east", "mid", "west")
 LIMITS = Limits(Streams(1, 1 << 18), 1 << 20, 20.0, goes_on=True)
@@ -32,7 +32,7 @@ def doors():
 @contextlib.contextmanager
 def living(site, doors):
     joined = begin(Membership(place(site, doors), 0, 1, {}), LIMITS)
-    own = Presence(process=0, host="here", site=site, endpoint=joined.endpoint.text())
+    own = ProcessOfSite("here", joined.endpoint.text())
     door = Door(joined.members.island, [own], f"facts of {site}")
     try:
         yield joined, door
@@ -43,7 +43,7 @@ def living(site, doors):
 
 def test_a_site_learns_the_facts_and_comes_in_where_somebody_lives(doors):
     with living("mid", doors) as (joined, door):
-        answers = ask_doors(place("east", doors), 0, 1)
+        answers = ask_doors(place("east", doors))
         assert {site: answer.facts for site, answer in answers.items()} == {"mid": "facts of mid"}
         assert door.arrivals.empty(), "who only asks is not taken up"
         back = begin(Membership(place("east", doors), 0, 1, {}), LIMITS)
@@ -51,9 +51,9 @@ def test_a_site_learns_the_facts_and_comes_in_where_somebody_lives(doors):
         def admit():
             if door.arrivals.empty():
                 return False
-            (guest,) = door.arrivals.get()
+            guest = door.arrivals.get()
             group = SITES.index(guest.site)
-            joined.transport.take_up(joined.peer(group, guest.host, guest.endpoint))
+            joined.transport.take_up(joined.peers(group, processes_of(guest.endpoint, "east")))
             return True
 
         with contextlib.ExitStack() as stack:
@@ -89,13 +89,13 @@ def test_strangers_and_another_key_learn_nothing(doors):
         host, port = doors[1].split(":")
         for rubbish in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(1 << 14), b"\n" * 100):
             wait_until(lambda sent=rubbish: _sends(host, int(port), sent))
-        assert ask_doors(place("east", doors, key="x" * 32), 0, 1, seconds=1.0) == {}
+        assert ask_doors(place("east", doors, key="x" * 32), seconds=1.0) == {}
         assert door.arrivals.empty()
-        assert list(ask_doors(place("west", doors), 0, 1)) == ["mid"]
+        assert list(ask_doors(place("west", doors))) == ["mid"]
 
 
 def test_a_site_to_which_nobody_answers_says_so(doors):
-    assert ask_doors(place("east", doors), 0, 1, seconds=0.2) == {}
+    assert ask_doors(place("east", doors), seconds=0.2) == {}
     back = begin(Membership(place("east", doors), 0, 1, {}), LIMITS)
     with pytest.raises(RunError, match="no other site of the run that goes on answers"):
         enter(back, 1.0)

@@ -1,5 +1,9 @@
 """Identifiers, endpoints and shards: what two processes must agree on."""
 
+import base64
+import secrets
+import zlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geojax.errors import UserError
-from geojax.transport.endpoint import Endpoint, require_private
+from geojax.transport.endpoint import (
+    Endpoint,
+    ProcessOfSite,
+    as_text,
+    processes_of,
+    require_private,
+)
 from geojax.transport.message_id import FIRST_ID, Direction, message_id
 from geojax.transport.protocol import MessageKey
 from geojax.transport.shards import joined, local_shapes, local_shards
@@ -60,6 +70,35 @@ def test_an_endpoint_goes_through_a_hello_as_text():
             Endpoint.parse(wrong, "site west")
 
 
+def test_the_processes_of_a_large_site_are_one_short_text():
+    settings = "abcd" * 60
+    endpoints = [
+        Endpoint(1, each, secrets.token_hex(8), f"10.0.0.{each % 250}", 1 << 14, settings)
+        for each in range(3072)
+    ]
+    processes = [ProcessOfSite(f"host{each.process}", each.text()) for each in endpoints]
+    text = as_text(processes)
+    assert len(text) < 40 * len(processes)
+    assert processes_of(text, "site west") == tuple(processes)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        "",
+        "no base 64",
+        base64.b64encode(b"not compressed").decode(),
+        *(base64.b64encode(zlib.compress(each)).decode() for each in (b"", b"[]", b"7", b"[[1]]")),
+        base64.b64encode(zlib.compress(b"[" * 100_000)).decode(),
+        base64.b64encode(zlib.compress(bytes(1 << 26))).decode(),
+    ],
+)
+def test_what_tells_no_processes_is_refused(wrong):
+    with pytest.raises(UserError, match="site west does not say where its processes are"):
+        processes_of(wrong, "site west")
+
+
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "8.8.8.8", "2a00:1450::1", "224.0.0.1"])
 def test_a_public_address_is_refused(address):
     with pytest.raises(UserError, match=r"can be reached from the internet; .*WireGuard"):
@@ -85,7 +124,7 @@ def test_each_distinct_shard_travels_once(axes, distinct):
     assert [(each.shape, each.sharding) for each in local_shapes(like)] == [
         (each.shape, each.sharding) for each in shards
     ]
-    again = joined(like, shards)
+    again = joined(like, [(None, shards)])
     assert again.sharding == sharding
     np.testing.assert_array_equal(again, array)
     assert len(again.addressable_shards) == 8

@@ -59,9 +59,10 @@ def test_a_peer_says_what_it_opens_and_hears_what_has_come(port):
         {"key": bytes(32)},
         {"own": Party(1, "an earlier start")},
         {"own": Party(2, "peer's start")},
+        {"own": Party(1, "peer's start", process=1)},
         {"peer": Party(0, "an earlier start of the port")},
     ],
-    ids=["another key", "an earlier start", "no peer", "a later start"],
+    ids=["another key", "an earlier start", "no peer", "another process", "a later start"],
 )
 def test_none_but_a_peer_of_this_start_gets_through(port, wrong):
     address, adopted = port

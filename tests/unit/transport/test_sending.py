@@ -112,7 +112,7 @@ def test_a_channel_goes_on_from_the_byte_that_has_come():
             far = socket.create_connection(server.getsockname())
             near, _ = server.accept()
         try:
-            channel.adopt(near, ChannelHello(1, 1, number, count, b""))
+            channel.adopt(near, ChannelHello(1, 0, 1, number, count, b""))
         except Refused:
             near.close()
             far.close()

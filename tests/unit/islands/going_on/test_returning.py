@@ -31,7 +31,7 @@ def test_a_site_that_died_returns_and_changes_no_bit(site, islands, undisturbed,
         assert sum(f"site {NAMES[site]} is back; " in line for line in run.lines[other]) == 1
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [1, 2, (1, 2, 1), (2, 1, 4)])
 def test_a_site_returns_while_another_one_dies_and_returns(
     processes, islands, undisturbed, tmp_path
 ):
@@ -50,10 +50,11 @@ def test_a_site_that_does_not_reach_all_others_does_not_return(islands, tmp_path
         islands.train(tmp_path, STEPS, deaths, without_door=NAMES.index("mid"))
 
 
+@pytest.mark.parametrize("processes", [2, (2, 1, 1)])
 @pytest.mark.parametrize("process", range(2))
-def test_a_site_of_two_processes_returns_as_one(process, islands, undisturbed, tmp_path):
+def test_a_site_of_two_processes_returns_as_one(process, processes, islands, undisturbed, tmp_path):
     deaths = [Death(0, 2, 5, returns=True, process=process)]
-    run = islands.train(tmp_path, STEPS, deaths, processes=2)
+    run = islands.train(tmp_path, STEPS, deaths, processes=processes)
     assert set(run.states) == set(range(len(NAMES)))
     assert 2 < run.returned_at[0] < STEPS
     assert_same(run, undisturbed)

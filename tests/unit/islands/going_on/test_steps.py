@@ -64,10 +64,13 @@ def test_the_share_of_a_lost_site_is_left_out_where_the_batch_shrinks(islands, t
         for number in range(OPERATIONS)
     ],
 )
+@pytest.mark.parametrize("processes", [2, (1, 2, 1)])
 @pytest.mark.parametrize("process", range(2))
-def test_a_site_of_two_processes_decides_as_one(process, operation, islands, undisturbed, tmp_path):
+def test_a_site_of_two_processes_decides_as_one(
+    process, processes, operation, islands, undisturbed, tmp_path
+):
     deaths = [Death(1, 2, operation, process=process)]
-    run = islands.train(tmp_path, STEPS, deaths, processes=2)
+    run = islands.train(tmp_path, STEPS, deaths, processes=processes)
     assert set(run.states) == {0, 2}
     assert_same(run, undisturbed)
     run.assert_processes_agree()

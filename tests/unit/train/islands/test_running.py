@@ -9,16 +9,16 @@ from geojax.errors import UserError
 from geojax.job.island_env import IslandSettings
 from geojax.membership.file_store import FileRecordStore
 from geojax.membership.record import MembershipRecord
-from geojax.runtime.rendezvous import Presence
 from geojax.step.resolved import Layout, Step
 from geojax.step.step_file import origin_of
 from geojax.train.islands import running
 from geojax.train.islands.running import RunningFacts, facts_of_running
 from geojax.train.joined_sites import require_sites
 from geojax.transport.door import Door
+from geojax.transport.endpoint import ProcessOfSite
 
 SITES = ("east", "mid", "west")
-HERE = Presence(process=0, host="here", site="mid", endpoint="an endpoint")
+HERE = ProcessOfSite("here", "an endpoint")
 
 
 @pytest.fixture
