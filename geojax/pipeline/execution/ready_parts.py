@@ -13,10 +13,8 @@ A part is ready in one tick on all stages, since they run one program. Later sta
 sooner, but the first one ends last, has the least time to send, and loses nothing.
 """
 
-from collections.abc import Collection, Iterable, Iterator
 from typing import Literal
 
-from geojax.pipeline.execution.tick_program import Segment
 from geojax.pipeline.schedule import Kind, TickTable
 
 Part = int | Literal["head"]
@@ -45,13 +43,3 @@ def ready_parts(table: TickTable) -> dict[Part, int]:
             ready[number] = max(ready.get(number, 0), tick)
     early = [part for part, tick in ready.items() if tick < table.ticks - 1]
     return {part: ready[part] for part in sorted(early, key=ready.__getitem__)}
-
-
-def cut_after(segments: Iterable[Segment], ticks: Collection[int]) -> Iterator[Segment]:
-    """Cut the loops over ticks so that one of them ends with each of `ticks`."""
-    for segment in segments:
-        first = segment.first
-        cuts = sorted({tick + 1 for tick in ticks if first <= tick < segment.end - 1})
-        for cut in (*cuts, segment.end):
-            yield from segment.part(first, cut)
-            first = cut

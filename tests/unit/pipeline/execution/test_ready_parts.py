@@ -3,7 +3,7 @@
 import pytest
 
 from geojax.pipeline import Placement, tick_table
-from geojax.pipeline.execution.ready_parts import cut_after, ready_parts
+from geojax.pipeline.execution.ready_parts import ready_parts
 from geojax.pipeline.execution.tick_program import TickProgram
 
 
@@ -36,13 +36,14 @@ def test_the_gradients_of_weights_count_where_they_are_actions_of_their_own():
 
 
 @pytest.mark.parametrize("branch_free", [True, False])
-def test_loops_end_with_the_given_ticks_and_run_all_of_them(branch_free):
+def test_parts_of_loops_that_end_with_these_ticks_run_all_of_them(branch_free):
     ticks = table("interleaved", Placement.interleaved([2], 2), 4)
     segments = TickProgram.of(ticks, branch_free=branch_free).segments
-    ends = ready_parts(ticks).values()
-    cut = list(cut_after(segments, ends))
-    run = [tick for each in cut for tick in each.ticks()]
+    ends = [1 + tick for tick in ready_parts(ticks).values()]
+    run = []
+    for first, end in zip([0, *ends], [*ends, ticks.ticks], strict=True):
+        for whole in segments:
+            for part in whole.part(max(first, whole.first), min(end, whole.end)):
+                run += part.ticks()
     assert run == [tick for each in segments for tick in each.ticks()]
     assert [tick for tick, _ in run] == list(range(ticks.ticks))
-    assert set(ends) <= {each.end - 1 for each in cut}
-    assert len(cut) <= len(segments) + len(ends)
