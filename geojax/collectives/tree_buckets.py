@@ -14,13 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from geojax.collectives.axes import (
-    AxisNames,
-    SiteAxes,
-    collective_scope,
-    to_varying,
-    varying_axes,
-)
+from geojax.collectives.axes import AxisNames, SiteAxes, collective_scope, to_varying, varying_axes
 from geojax.collectives.buckets import (
     BlockLayout,
     BucketPlan,

@@ -11,13 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from geojax.collectives.axes import (
-    typed_like,
-    vary_over,
-    varying_axes,
-    zero_after,
-    zeros_of,
-)
+from geojax.collectives.axes import typed_like, vary_over, varying_axes, zero_after, zeros_of
 from geojax.errors import UserError
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings

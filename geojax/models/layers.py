@@ -20,12 +20,7 @@ from geojax.models.declaration import constant, normal, parameter
 from geojax.models.lora import TargetModule, draw_lora_a
 from geojax.models.parallel.entered_products import entered_products
 from geojax.models.parallel.parallelism import Parallelism
-from geojax.models.parallel.tensor import (
-    enter_in_parts,
-    join_stream,
-    leave_in_parts,
-    split_stream,
-)
+from geojax.models.parallel.tensor import enter_in_parts, join_stream, leave_in_parts, split_stream
 from geojax.precision import Axes, merge_quantized, saveable, split_quantized
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -12,12 +12,7 @@ from flax import nnx
 
 from geojax.models.attention import attention
 from geojax.models.config import ModelConfig
-from geojax.models.context import (
-    ON_ONE_DEVICE,
-    ComputeSettings,
-    LayerContext,
-    rotary_tables,
-)
+from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext, rotary_tables
 from geojax.models.declaration import normal, parameter
 from geojax.models.layers import Linear, Norm, apply_entered
 from geojax.models.moe import SAVEABLE_MOE

@@ -19,13 +19,7 @@ from geojax.models.chunk.remat import Remat, computed_again, rematerialize
 from geojax.models.config import ModelConfig
 from geojax.models.context import ON_ONE_DEVICE, ComputeSettings, LayerContext, make_context
 from geojax.models.declaration import Parameters
-from geojax.models.embedding import (
-    DENSE_LAYERS,
-    TOKENS,
-    Embedding,
-    dense_layers_of,
-    tables_of,
-)
+from geojax.models.embedding import DENSE_LAYERS, TOKENS, Embedding, dense_layers_of, tables_of
 from geojax.models.frozen import split_trained, unmarked
 from geojax.models.head import Head
 from geojax.models.layers import Norm

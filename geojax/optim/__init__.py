@@ -1,11 +1,7 @@
 """Optax chains on shards of the training state."""
 
 from geojax.optim.clip import clip_by_global_norm, global_norm
-from geojax.optim.optimizer import (
-    OptimizerSettings,
-    make_optimizer,
-    optimizer_layouts,
-)
+from geojax.optim.optimizer import OptimizerSettings, make_optimizer, optimizer_layouts
 from geojax.optim.optimizer_state import apply_updates, keep_on_skipped_steps, select
 from geojax.optim.registry import OPTIMIZERS
 from geojax.optim.schedules import SCHEDULES, learning_rate_schedule

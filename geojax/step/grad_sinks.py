@@ -20,12 +20,7 @@ import jax.numpy as jnp
 
 from geojax.collectives import after, token_of
 from geojax.collectives.axes import zeros_of
-from geojax.models.chunk.layer_io import (
-    GradientSink,
-    add_at,
-    layer_slice,
-    layers_slice,
-)
+from geojax.models.chunk.layer_io import GradientSink, add_at, layer_slice, layers_slice
 from geojax.models.declaration import Parameters
 from geojax.precision import detach_amax
 from geojax.step.grad_reduce import (

@@ -34,12 +34,7 @@ from geojax.step.grad_reduce import (
     intra_site_reduce_scatter,
     reduce_gradients,
 )
-from geojax.step.grad_sinks import (
-    AmaxSink,
-    AmaxSums,
-    OverlappedReduceSink,
-    Zero2Sink,
-)
+from geojax.step.grad_sinks import AmaxSink, AmaxSums, OverlappedReduceSink, Zero2Sink
 from geojax.step.plan import StepPlan
 
 Sums: TypeAlias = tuple[jax.Array, jax.Array]

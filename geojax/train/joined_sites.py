@@ -25,12 +25,7 @@ from geojax.run_paths import STEP
 from geojax.settings import leaves_by_key
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import Step
-from geojax.transport import (
-    Membership,
-    Streams,
-    Transport,
-    streams_for,
-)
+from geojax.transport import Membership, Streams, Transport, streams_for
 from geojax.transport.carrier import Limits
 from geojax.transport.connect import Joined, begin, meet_all
 from geojax.transport.door import enter

@@ -21,10 +21,7 @@ from geojax.checkpoint.reading.common_save import (
     agreed_save,
     lacking_sites,
 )
-from geojax.checkpoint.reading.compatibility import (
-    refuse_other_arrays,
-    refuse_other_model,
-)
+from geojax.checkpoint.reading.compatibility import refuse_other_arrays, refuse_other_model
 from geojax.checkpoint.reading.saved_state import Crossing, SavedState
 from geojax.checkpoint.site_group import SiteGroup
 from geojax.errors import UserError

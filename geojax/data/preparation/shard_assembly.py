@@ -14,14 +14,7 @@ import numpy as np
 
 from geojax.data.preparation.file_tokens import Counts
 from geojax.data.preparation.part_tokens import PartProgress, values_file
-from geojax.data.storage import (
-    SPLITS,
-    Shard,
-    SplitName,
-    SplitWriter,
-    token_dtype,
-    write_manifest,
-)
+from geojax.data.storage import SPLITS, Shard, SplitName, SplitWriter, token_dtype, write_manifest
 from geojax.data.tokenizer import Tokenizer
 from geojax.paths import write_atomically
 

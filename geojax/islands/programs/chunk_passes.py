@@ -28,12 +28,7 @@ from geojax.islands.programs.values import (
 )
 from geojax.models import Parameters
 from geojax.models.chunk.chunk import Chunk, ChunkBackward, ChunkWeights
-from geojax.models.chunk.layer_io import (
-    LayerWeights,
-    StackedGradients,
-    StackedWeights,
-    layer_slice,
-)
+from geojax.models.chunk.layer_io import LayerWeights, StackedGradients, StackedWeights, layer_slice
 from geojax.models.transformer import read_by_head
 from geojax.precision import attach_amax, detach_amax
 from geojax.sharding import LeafLayout

@@ -9,13 +9,7 @@ from typing import Any, Literal
 
 from geojax.errors import UserError
 from geojax.models.config import ModelConfig
-from geojax.models.families.llama import (
-    ATTENTION_DROPOUT,
-    EMBEDDING_AND_HEAD,
-    SILU,
-    SIZES,
-    SWIGLU,
-)
+from geojax.models.families.llama import ATTENTION_DROPOUT, EMBEDDING_AND_HEAD, SILU, SIZES, SWIGLU
 from geojax.models.huggingface.family import ConfigKey, Family, TensorRule
 
 

@@ -29,13 +29,7 @@ import numpy as np
 from jax import lax
 
 from geojax.collectives import after, barrier
-from geojax.collectives.axes import (
-    typed_like,
-    vary_over,
-    varying_axes,
-    zero_after,
-    zeros_of,
-)
+from geojax.collectives.axes import typed_like, vary_over, varying_axes, zero_after, zeros_of
 from geojax.models.chunk.chunk import Microbatch, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
 from geojax.models.frozen import trained_part

@@ -21,12 +21,7 @@ from geojax.models.chunk.chunk import (
     Microbatch,
     ModelFunctions,
 )
-from geojax.models.chunk.layer_io import (
-    LayerWeights,
-    SliceGradients,
-    StackedWeights,
-    layer_slice,
-)
+from geojax.models.chunk.layer_io import LayerWeights, SliceGradients, StackedWeights, layer_slice
 from geojax.models.chunk.layer_scan import Layers, LayerSpan, forward_layer
 from geojax.models.chunk.residuals import Residuals
 from geojax.models.chunk.split_backward import SplitBackward, Stash

@@ -20,12 +20,7 @@ import time
 from collections.abc import Callable
 from typing import NoReturn
 
-from geojax.job.exit_messages import (
-    describe,
-    ending_because,
-    first_line,
-    lost_contact,
-)
+from geojax.job.exit_messages import describe, ending_because, first_line, lost_contact
 from geojax.network_names import HostPort
 from geojax.runtime.jax_private import (
     calling_when_service_is_lost,
