@@ -217,6 +217,16 @@ class Topology(Settings):
             "add its round_trip_seconds and bytes_per_second under links"
         )
 
+    def links_of(self, site: str) -> dict[str, Link]:
+        """Return the links from a site, by the name of the other one; none if it is unknown."""
+        return {
+            other: link.towards(other)
+            for link in self.links
+            if site in link.sites
+            for other in link.sites
+            if other != site
+        }
+
     @classmethod
     def load(cls, name_or_path: str | Path) -> "Topology":
         """Read a topology from a YAML file, or the preset of that name in configs/topology.

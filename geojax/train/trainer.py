@@ -14,9 +14,7 @@ from geojax import runtime
 from geojax.config.run_config import RunConfig
 from geojax.config.vocabulary import padding_note
 from geojax.errors import UserError
-from geojax.islands.island_plan import (
-    own_stages,
-)
+from geojax.islands.island_plan import own_stages
 from geojax.job.cluster_env import ProcessSettings, complete
 from geojax.job.island_env import IslandSettings
 from geojax.mesh import leads_site, site_names
@@ -37,15 +35,12 @@ from geojax.train.goodput import process_began
 from geojax.train.islands.island_run import UPDATE_NAME, IslandRun
 from geojax.train.islands.membership import begin_membership, open_door
 from geojax.train.islands.running import RunningFacts
-from geojax.train.islands.time_outs import time_out_lines
+from geojax.train.islands.time_outs import time_outs
 from geojax.train.local_product import agreed_count, local_product
 from geojax.train.metrics import MetricsWriter
 from geojax.train.opened_run import opened_run
 from geojax.train.report import Progress, draw_loss_curve
-from geojax.train.resume import (
-    ramp_note,
-    warmup_note,
-)
+from geojax.train.resume import ramp_note, warmup_note
 from geojax.train.run_checkpoints import run_metadata
 from geojax.train.run_origin import RunOrigin, first_weights, nothing_to_train
 from geojax.train.runtime import Batch, Runtime
@@ -182,20 +177,20 @@ class Trainer:
         self.metadata = run_metadata(self.config, self.loader.fingerprint) | origin.base_weights
         self.state, self.step_number, self.consumed_sequences = self._begun(origin)
         if opened.membership is not None:
-            self._log("\n".join(time_out_lines(self.config, self._processes)))
-        if opened.membership is not None and running is None:
             run = self.runtime
             assert opened.joined is not None, "a site with a membership has joined others"
             assert isinstance(run, IslandRun), "islands go on"
-            begin_membership(
-                run,
-                opened.membership,
-                opened.joined,
-                self.metadata,
-                self.step_number,
-                self.consumed_sequences,
-                opened.checkpointer.membership_id,
-            )
+            self._apply_time_outs(run)
+            if running is None:
+                begin_membership(
+                    run,
+                    opened.membership,
+                    opened.joined,
+                    self.metadata,
+                    self.step_number,
+                    self.consumed_sequences,
+                    opened.checkpointer.membership_id,
+                )
         # Some collectives time out when their ranks start far apart: all compile, then wait here.
         timeout = self.config.watchdog.first_step_seconds
         with self._start_seconds.timed("waiting"):
@@ -206,6 +201,15 @@ class Trainer:
                 self.directory.config.name,
                 functools.partial(write, self.config.model_dump(mode="json")),
             )
+
+    def _apply_time_outs(self, run: IslandRun) -> None:
+        """Check, show and apply the times after which a site that goes on acts."""
+        topology, watchdog = self._opened.topology, self._opened.watchdog
+        planned = {} if topology is None else topology.links_of(self._site)
+        measured, handed = run.links.measured(), run.handed_bytes
+        lines, seconds = time_outs(self.config, self._processes, measured, planned, handed)
+        self._log("\n".join(lines))
+        watchdog.settings = watchdog.settings.model_copy(update={"minimum_seconds": seconds})
 
     def _compile(self, stack: contextlib.ExitStack, sequences: int) -> None:
         """Build the runtime on all processes, check its products, and describe it."""

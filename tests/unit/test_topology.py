@@ -65,6 +65,9 @@ def test_a_link_may_be_slower_backwards():
     topology = topology_of(("a", 1, 8), ("b", 1, 8), links=[link])
     assert topology.link("a", "b").bytes_per_second == 1.25e9
     assert topology.link("b", "a").bytes_per_second == 1.25e8
+    assert topology.links_of("a") == {"b": topology.link("a", "b")}
+    assert topology.links_of("b") == {"a": topology.link("b", "a")}
+    assert topology.links_of("c") == {}
 
 
 @pytest.mark.parametrize(

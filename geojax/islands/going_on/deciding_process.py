@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import jax
-
 from geojax.errors import RunError, UserError
 from geojax.islands.going_on.asked_store import AskedStore
 from geojax.islands.going_on.decisions import (
@@ -41,6 +39,7 @@ from geojax.islands.going_on.decisions import (
     as_text,
     report_of,
 )
+from geojax.islands.going_on.handing_over import bytes_in_process
 from geojax.islands.going_on.site_membership import SiteMembership, Surroundings
 from geojax.islands.going_on.ticks import Ticks
 from geojax.islands.programs.values import StepSums
@@ -78,9 +77,7 @@ from geojax.transport import LostPeerError
 from geojax.transport.door import Door
 from geojax.transport.endpoint import ProcessOfSite, processes_of
 from geojax.transport.handshake import Party
-from geojax.transport.host_memory import size_of
 from geojax.transport.link_to_site import LinkToSite
-from geojax.transport.shards import local_shapes
 
 _QUEUE_SHARE = 0.25
 """Part of the free host memory that may hold sums for a site that returns."""
@@ -538,7 +535,6 @@ class DecidingProcess(SiteMembership):
 
 def _most_queued(sums: StepSums) -> int:
     """Return for how many steps this process has room to hold sums for a site that returns."""
-    shards = [shape for leaf in jax.tree.leaves(sums) for shape in local_shapes(leaf)]
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     room = _QUEUE_SHARE * free
-    return max(1, min(MOST_QUEUED_STEPS, int(room // size_of(shards))))
+    return max(1, min(MOST_QUEUED_STEPS, int(room // bytes_in_process(sums))))

@@ -18,7 +18,8 @@ from geojax.membership.events import HandedOver
 from geojax.membership.notes import as_note
 from geojax.step.state import TrainState
 from geojax.transport import CarrierTransport, Fetch, LostPeerError, MessageKey
-from geojax.transport.shards import HeldArray
+from geojax.transport.host_memory import size_of
+from geojax.transport.shards import HeldArray, local_shapes
 
 
 def handed_part(state: TrainState) -> TrainState:
@@ -27,6 +28,19 @@ def handed_part(state: TrainState) -> TrainState:
     Rounding errors are each site's own, and frozen weights are read from a folder.
     """
     return dataclasses.replace(state, error_feedback=None, frozen=None)
+
+
+class HandedBytes(NamedTuple):
+    """The bytes that a site hands to one that returns."""
+
+    state: int
+    sums: int
+    """Bytes of the sums of a step."""
+
+
+def bytes_in_process(like: Any) -> int:
+    """Return the bytes of a tree of `jax.ShapeDtypeStruct`s that this process hands over."""
+    return size_of([shape for leaf in jax.tree.leaves(like) for shape in local_shapes(leaf)])
 
 
 class HandingOver:

@@ -41,16 +41,9 @@ def plan_of_step(step: Step, topology: Topology | None, site: str) -> Plan | Non
     """
     if topology is None or step.layout.mesh.dc == 1:
         return None
-    towards = {
-        other: link.towards(other)
-        for link in topology.links
-        if site in link.sites
-        for other in link.sites
-        if other != site
-    }
     links = {
         other: LinkFigures(link.round_trip_seconds, link.bytes_per_second)
-        for other, link in towards.items()
+        for other, link in topology.links_of(site).items()
     }
     return _plan_of(step, links)
 

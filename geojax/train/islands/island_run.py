@@ -13,6 +13,7 @@ from geojax.errors import RunError
 from geojax.islands.actions import SiteAction, fetched_ahead, forward_actions
 from geojax.islands.agreement import Agreement
 from geojax.islands.exchange import Exchange
+from geojax.islands.going_on.handing_over import HandedBytes, bytes_in_process, handed_part
 from geojax.islands.going_on.returning import catch_up, rehearse, take_state
 from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.going_on.steps import SharedStep, run_step
@@ -40,7 +41,7 @@ from geojax.models.transformer import tables_of_head
 from geojax.optim import make_optimizer
 from geojax.pipeline.schedule import Placement
 from geojax.quantities import quantity
-from geojax.sharding import bytes_per_device
+from geojax.sharding import bytes_per_device, leaf_layouts
 from geojax.step.batches import global_batch, global_signals, sequences_of_process
 from geojax.step.plan import SIGNALS, StepPlan
 from geojax.step.resolved import Step
@@ -49,6 +50,7 @@ from geojax.step.state import TrainState, with_own_sites
 from geojax.train.islands.recorded_step import RecordedStep
 from geojax.train.islands.run_walks import walks_of_batch, walks_of_run
 from geojax.train.islands.site_links import SiteLinks, exchange_of
+from geojax.train.islands.time_outs import rate_text
 from geojax.train.runtime import Batch, OtherBatches, SaveName
 from geojax.train.services import DrawTimeline
 from geojax.train.whole_weights import gather_full_params, ungathered_reason
@@ -298,6 +300,7 @@ class IslandRun:
             (walk,), (own,) = self.stages.walks, state.stages
             made = [run_step(self.membership, walk, step, own, signals[0], records[0])]
             self.links.recount()
+            self._tell_first_rates()
         if recorded:
             recorded_step = RecordedStep(
                 self.config.of_batch(self.sequences),
@@ -319,6 +322,24 @@ class IslandRun:
             metrics["membership_id"] = np.int64(self._membership_id)
             metrics["batch_share"] = np.float64(self._batch_share)
         return SiteState(tuple(next_state for next_state, _ in made)), metrics
+
+    def _tell_first_rates(self) -> None:
+        """Say once how fast the links are, where no topology does: after a window of steps."""
+        steps = self.stages.walks[0].steps
+        if self.config.topology is None and steps in (1, 1 + self.links.interval):
+            pause = self.config.islands.join_pause
+            for site, (_, rate) in self.links.measured().items():
+                if rate is not None and steps > 1:  # the first step is no measure
+                    text = rate_text(rate, "measured", self.handed_bytes, pause)
+                    self.log(f"link to {site}: {text}")
+
+    @property
+    def handed_bytes(self) -> HandedBytes:
+        """The bytes that this site hands to one that returns."""
+        (programs,) = self._programs
+        state = handed_part(leaf_layouts.abstract(programs.layouts, self.plan.mesh))
+        of_process = map(bytes_in_process, (state, programs.sums))
+        return HandedBytes(*(jax.process_count() * size for size in of_process))
 
     @property
     def _programs(self) -> list[SitePrograms]:
