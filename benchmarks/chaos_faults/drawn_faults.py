@@ -1,11 +1,13 @@
 """Faults drawn by a seed: kinds, targets, phases and lengths, before the run begins."""
 
+import itertools
 import random
-from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple, TypeVar
 
 Outcome = Literal["death", "silence", "nothing"]
 """What the run is to notice: a process that ended, one that is silent, or nothing at all."""
+_Value = TypeVar("_Value")
 PHASES = ("forward", "sum", "apply")
 """Parts of a step. A save and a join are kinds of their own."""
 
@@ -67,6 +69,8 @@ class Fault(NamedTuple):
 def drawn_faults(count: int, seed: int, sites: int, kinds: Sequence[str]) -> list[Fault]:
     """Draw so many faults: each kind as often as any other, or once more, in any order.
 
+    So does each part of the eviction time among the faults of a kind.
+
     Args:
         count: number of faults.
         seed: of all that is drawn.
@@ -74,11 +78,10 @@ def drawn_faults(count: int, seed: int, sites: int, kinds: Sequence[str]) -> lis
         kinds: names of kinds.
     """
     rng = random.Random(seed)
-    names: list[str] = []
-    while len(names) < count:
-        names += rng.sample(list(kinds), len(kinds))
+    names = list(itertools.islice(_equally_often(kinds, rng), count))
+    shares = {kind: _equally_often(SHORT_CUTS, random.Random(f"{seed} {kind}")) for kind in kinds}
     faults = []
-    for number, kind in enumerate(names[:count], start=1):
+    for number, kind in enumerate(names, start=1):
         site, other = rng.sample(range(sites), 2)
         if kind == "kill_first":
             site, other = 0, rng.randrange(1, sites)
@@ -94,7 +97,12 @@ def drawn_faults(count: int, seed: int, sites: int, kinds: Sequence[str]) -> lis
             "half_open_idle": "forward",
             "half_open_transfer": "sum",
         }.get(kind, rng.choice(PHASES))
-        moment, share = rng.random(), rng.choice(SHORT_CUTS)
-        drawn = (rng.randint(0, 20), phase, moment, share, count_of.get(kind, 0))
+        drawn = (rng.randint(0, 20), phase, rng.random(), next(shares[kind]), count_of.get(kind, 0))
         faults.append(Fault(number, kind, site, other, *drawn))
     return faults
+
+
+def _equally_often(values: Sequence[_Value], rng: random.Random) -> Iterator[_Value]:
+    """Yield values without end: all of them in any order, again and again."""
+    while True:
+        yield from rng.sample(list(values), len(values))

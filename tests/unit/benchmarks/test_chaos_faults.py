@@ -35,6 +35,14 @@ def test_a_seed_draws_the_same_faults_and_each_kind_as_often(chaos):
     assert {fault.phase for fault in faults} == {"forward", "sum", "apply", "save", "join"}
 
 
+def test_each_part_of_the_eviction_time_comes_as_often_in_each_kind(chaos):
+    drawn = chaos("drawn_faults")
+    faults = drawn.drawn_faults(60, 7, 3, ["short_cut", "short_half_cut"])
+    counts = collections.Counter((fault.kind, fault.share) for fault in faults)
+    assert len(counts) == 6
+    assert set(counts.values()) == {10}
+
+
 def test_a_growing_file_gives_whole_lines_once_and_tells_when_it_is_new(chaos, tmp_path):
     path = tmp_path / "metrics.jsonl"
     file = chaos("growing_file").GrowingFile(path)
