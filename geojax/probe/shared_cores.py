@@ -56,7 +56,7 @@ def measured_shared_cores(context: ProbeContext) -> SharedCores | None:
     Raises:
         MissingProcessesError: some process did not arrive.
     """
-    if not sums_in_messages(context.mesh) or context.mesh.shape["dc"] == 1:
+    if not sums_in_messages(context.mesh):
         return None
     formats = {name: wire_format(name) or FLOAT32 for name in get_args(WireName)}
     crossing = {

@@ -129,7 +129,7 @@ def sums_in_messages(mesh: Mesh | AbstractMesh) -> bool:
 
     That is so where Gloo carries them between processes (see `Platform.gloo`).
     """
-    return platform_of(mesh).gloo and _spans_processes(mesh)
+    return mesh.shape["dc"] > 1 and platform_of(mesh).gloo and _spans_processes(mesh)
 
 
 def _spans_processes(mesh: Mesh | AbstractMesh) -> bool:

@@ -123,8 +123,8 @@ def connect(
         goes_on: the run goes on without peers that are lost. The caller decides of silent ones.
 
     Raises:
-        UserError: an address is public or not this host's, or keys, settings, versions or numbers
-            of processes are not the same everywhere.
+        UserError: an address is public or not this host's, keys, settings or versions are not the
+            same everywhere, or numbers of processes do not fit together.
         MissingProcessesError: some processes did not come in time.
     """
     joined = begin(members, Limits(streams, limit_bytes, silence_seconds, goes_on))
@@ -195,7 +195,8 @@ def meet_all(joined: Joined, silence_seconds: float, timeout_seconds: float) -> 
         The same, with the processes of this site.
 
     Raises:
-        UserError: keys, settings, versions or numbers of processes are not the same everywhere.
+        UserError: keys, settings or versions are not the same everywhere, or numbers of processes
+            do not fit together.
         MissingProcessesError: some processes did not come in time.
     """
     members, transport = joined.members, joined.transport
