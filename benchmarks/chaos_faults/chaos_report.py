@@ -8,7 +8,6 @@ from rich.table import Table
 
 from chaos_faults.campaign import Trial
 from chaos_faults.drawn_faults import KINDS
-from chaos_faults.supervised_run import SITES
 
 FIGURES: dict[str, Callable[[Trial], float | None]] = {
     "detection": lambda trial: trial.verdict.detection,
@@ -71,13 +70,34 @@ def failures(trials: Sequence[Trial]) -> list[str]:
     ]
 
 
+def is_late_at_most(trial: Trial) -> bool:
+    """Return True if a fault missed no bounds, or those of seconds alone."""
+    return set(trial.verdict.misses) <= set(trial.verdict.late)
+
+
 def in_words(trial: Trial) -> str:
     """Name a fault: number, kind, sites and phase."""
     fault = trial.fault
-    sites = " and ".join(SITES[site] for site in trial.injected.struck) or SITES[fault.site]
+    struck = [trial.sites[site] for site in trial.injected.struck]
+    sites = " and ".join(struck) or trial.sites[fault.site]
     hit = "" if trial.injected.hit else " (not seen)"
     note = f", {trial.injected.note}" if trial.injected.note else ""
     return f"{fault.number}. {fault.kind} of {sites} in {fault.phase}{hit}{note}"
+
+
+def span_of(trials: Sequence[Trial]) -> int:
+    """Return the number of steps from the one under way at the first fault to the last return."""
+    return trials[-1].last_step - trials[0].first_step if trials else 0
+
+
+def killed_sites(trials: Sequence[Trial]) -> dict[str, int]:
+    """Count how often each site was killed."""
+    names = trials[0].sites if trials else ()
+    deaths = [trial for trial in trials if KINDS[trial.fault.kind].outcome == "death"]
+    return {
+        name: sum(site in trial.injected.struck for trial in deaths)
+        for site, name in enumerate(names)
+    }
 
 
 def growth(trials: Sequence[Trial]) -> dict[str, dict[str, float]]:

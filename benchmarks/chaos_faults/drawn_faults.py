@@ -5,11 +5,15 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
+from chaos_faults.pace import USUAL, Pace
+
 Outcome = Literal["death", "silence", "nothing"]
 """What the run is to notice: a process that ended, one that is silent, or nothing at all."""
 _Value = TypeVar("_Value")
 PHASES = ("forward", "sum", "apply")
 """Parts of a step. A save and a join are kinds of their own."""
+ANY_PHASE = "any"
+"""All of a step, where nobody sees its parts."""
 
 
 class Kind(NamedTuple):
@@ -66,7 +70,9 @@ class Fault(NamedTuple):
     """Steps for which a link is bad, from 3 to 30, or resets."""
 
 
-def drawn_faults(count: int, seed: int, sites: int, kinds: Sequence[str]) -> list[Fault]:
+def drawn_faults(
+    count: int, seed: int, sites: int, kinds: Sequence[str], pace: Pace = USUAL
+) -> list[Fault]:
     """Draw so many faults: each kind as often as any other, or once more, in any order.
 
     So does each part of the eviction time among the faults of a kind.
@@ -75,7 +81,8 @@ def drawn_faults(count: int, seed: int, sites: int, kinds: Sequence[str]) -> lis
         count: number of faults.
         seed: of all that is drawn.
         sites: number of sites.
-        kinds: names of kinds.
+        kinds: names of kinds; one that is named twice is drawn twice as often.
+        pace: its numbers of steps are not exceeded.
     """
     rng = random.Random(seed)
     names = list(itertools.islice(_equally_often(kinds, rng), count))
@@ -97,8 +104,10 @@ def drawn_faults(count: int, seed: int, sites: int, kinds: Sequence[str]) -> lis
             "half_open_idle": "forward",
             "half_open_transfer": "sum",
         }.get(kind, rng.choice(PHASES))
-        drawn = (rng.randint(0, 20), phase, rng.random(), next(shares[kind]), count_of.get(kind, 0))
-        faults.append(Fault(number, kind, site, other, *drawn))
+        steps = min(rng.randint(0, USUAL.before), pace.before)
+        moment, share = rng.random(), next(shares[kind])
+        turns = min(count_of.get(kind, 0), pace.bad_link)
+        faults.append(Fault(number, kind, site, other, steps, phase, moment, share, turns))
     return faults
 
 

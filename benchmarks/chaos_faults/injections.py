@@ -7,20 +7,26 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from chaos_faults.drawn_faults import Fault
+from chaos_faults.drawn_faults import ANY_PHASE, Fault
+from chaos_faults.hosted_run import HostedRun
+from chaos_faults.pace import USUAL, Pace
 from chaos_faults.sightings import Sightings
-from chaos_faults.supervised_run import SITES, SupervisedRun
+from chaos_faults.supervised_run import SupervisedRun
 from chaos_faults.traffic_of_sites import sent_bytes
 from geojax.checkpoint.folder import INTERRUPTED
 
-_PHASE_SECONDS = 20.0
-"""Longest wait for a part of a step."""
+_PHASE_SECONDS, _PHASE_STEPS = 20.0, 3.0
+"""Longest wait for a part of a step: so long, or so many steps if these take longer."""
 _SUM_BYTES, _LOOK_SECONDS = 8192, 0.001
 _IDLE_SECONDS = 0.005
 """A site that sends nothing for so long is between two messages."""
 _SAVE_SECONDS, _RETURN_SECONDS = 180.0, 90.0
-_STEPS_AFTER = 3
-"""Steps of survivors after which a silent site may be heard again."""
+_GONE_ON_STEPS = 3.0
+"""Time in which the others are to do a step without a silent site, in steps of all."""
+_JUST_BEGUN = 0.1
+"""Part of a step in which it counts as begun just now."""
+_MEDIAN_STEPS = 100
+"""Steps of late whose median is taken."""
 LOST_SHARE, SLOW_FACTOR = 0.01, 0.1
 
 
@@ -49,10 +55,17 @@ class Injector:
         run: the run.
         sightings: what its sites write.
         bits_per_second: rate at which a site sends.
+        pace: steps that pass around a fault.
     """
 
-    def __init__(self, run: SupervisedRun, sightings: Sightings, bits_per_second: float):
-        self._run, self._seen, self._rate = run, sightings, bits_per_second
+    def __init__(
+        self,
+        run: SupervisedRun | HostedRun,
+        sightings: Sightings,
+        bits_per_second: float,
+        pace: Pace = USUAL,
+    ):
+        self._run, self._seen, self._rate, self.pace = run, sightings, bits_per_second, pace
         self._network, self._lease = run.network, run.lease_seconds
         self._kinds: dict[str, Callable[[Fault], Injected]] = {
             "kill": self._kill,
@@ -82,14 +95,15 @@ class Injector:
     def undo(self) -> None:
         """End what a fault has left."""
         self._network.restore()
-        for site in range(len(SITES)):
+        for site in range(len(self._run.sites)):
             self._network.limit_rate(site, self._rate)
-            self._run.send(site, signal.SIGCONT)
-            self._run.disks[site].empty()
+            self._run.resume(site)
+        for disk in self._run.disks:
+            disk.empty()
 
     def median_step(self) -> float:
         """Return the seconds of a step of late, without long ones."""
-        times = [one.time for one in self._seen.steps_of(self._leader(), time.time() - 30)]
+        times = [one.time for one in self._seen.steps_of(self._leader(), 0.0)[-_MEDIAN_STEPS:]]
         pairs = itertools.pairwise(times)
         return statistics.median([later - earlier for earlier, later in pairs] or [1.0])
 
@@ -100,8 +114,7 @@ class Injector:
         if fault.kind == "kill_holder" and (record := self._run.record()) is not None:
             site = record.holder
         hit = self._in_phase(site, fault)
-        began = time.time()
-        self._run.strike(site, fault.number, signal.SIGKILL)
+        began = self._run.strike(site, fault.number, signal.SIGKILL)
         return Injected(began, began, {site: began}, [frozenset({site})], hit)
 
     def _kill_in_save(self, fault: Fault) -> Injected:
@@ -131,10 +144,9 @@ class Injector:
     def _pause(self, fault: Fault) -> Injected:
         hit = self._in_phase(fault.site, fault)
         held = self._holds(fault.site)
-        began = time.time()
-        self._run.send(fault.site, signal.SIGSTOP)
+        began = self._run.send(fault.site, signal.SIGSTOP)
         self._until_gone_on(began, {fault.site}, fault)
-        self._run.send(fault.site, signal.SIGCONT)
+        self._run.resume(fault.site)
         return Injected(
             began, time.time(), {fault.site: began}, [frozenset({fault.site})], hit, held
         )
@@ -145,7 +157,7 @@ class Injector:
         hit = self._in_phase(fault.site, fault)
         expected = [frozenset({fault.site}), frozenset({fault.other})]
         if fault.kind == "cut_site":  # a holder that reaches the record takes out the others
-            others = frozenset(range(len(SITES))) - {fault.site}
+            others = frozenset(range(len(self._run.sites))) - {fault.site}
             expected = [frozenset({fault.site}), others]
         struck = frozenset.union(*expected)
         began = time.time()
@@ -172,10 +184,9 @@ class Injector:
 
     def _short_pause(self, fault: Fault) -> Injected:
         hit = self._in_phase(fault.site, fault)
-        began = time.time()
-        self._run.send(fault.site, signal.SIGSTOP)
+        began = self._run.send(fault.site, signal.SIGSTOP)
         time.sleep(fault.share * self._lease)
-        self._run.send(fault.site, signal.SIGCONT)
+        self._run.resume(fault.site)
         return self._unnoticed_silence(fault, began, hit)
 
     def _unnoticed_silence(self, fault: Fault, began: float, hit: bool) -> Injected:
@@ -231,7 +242,7 @@ class Injector:
         self, began: float, hit: bool, note: str = "", next_step_factor: float = 1.0
     ) -> Injected:
         over = time.time()
-        self._steps(5)
+        self._steps(self.pace.unnoticed)
         return Injected(began, over, {}, (), hit, next_step_factor=next_step_factor, note=note)
 
     def _holds(self, site: int) -> bool:
@@ -240,7 +251,7 @@ class Injector:
 
     def _until_gone_on(self, began: float, targets: Collection[int], fault: Fault) -> None:
         """Wait until the others have gone on without one of the targets, or are far too late."""
-        names = [SITES[site] for site in targets]
+        names = [self._run.sites[site] for site in targets]
 
         def gone_on() -> bool:
             told = [
@@ -251,14 +262,15 @@ class Injector:
             if not told:
                 return False
             newest = self._seen.newest(told[-1].site)
-            return newest is not None and newest.step >= told[-1].step + _STEPS_AFTER
+            return newest is not None and newest.step >= told[-1].step - 1 + self.pace.gone_on
 
-        self._wait(gone_on, 2 * self._lease + 8.0)
+        steps = _GONE_ON_STEPS * self.pace.gone_on * self.median_step()
+        self._wait(gone_on, 2 * self._lease + max(8.0, steps))
         time.sleep(4.0 * fault.moment)
 
     def _leader(self) -> int:
         """Return the site that is furthest."""
-        steps = {site: self._seen.newest(site) for site in range(len(SITES))}
+        steps = {site: self._seen.newest(site) for site in range(len(self._run.sites))}
         return max(steps, key=lambda site: -1 if steps[site] is None else steps[site].step)
 
     def _steps(self, count: int) -> bool:
@@ -286,17 +298,20 @@ class Injector:
 
         The harness sees bytes that leave a site and steps that it writes down. *sum* is while
         bytes leave, *apply* is when they have ceased, *forward* begins with the line of a step
-        and is uniform over a third of one.
+        and is uniform over a third of one. *any* is uniform over a step.
         """
+        if fault.phase == ANY_PHASE:
+            time.sleep(fault.moment * self.median_step())
+            return True
         processes = self._run.processes(site)
         if not processes:
             return False
         if fault.phase == "forward":
             newest = self._seen.newest(site)
             step = newest.step if newest else 0
-            begun = self._wait(
+            begun = self._has_just_begun() or self._wait(
                 lambda: (one := self._seen.newest(site)) is not None and one.step > step,
-                _PHASE_SECONDS,
+                self._phase_seconds(),
             )
             if fault.kind == "half_open_idle":
                 return begun and self._idles(processes[0])
@@ -307,9 +322,16 @@ class Injector:
             return sends and self._idles(processes[0])
         return sends
 
+    def _has_just_begun(self) -> bool:
+        newest = self._seen.newest(self._leader())
+        return newest is not None and time.time() - newest.time < _JUST_BEGUN * self.median_step()
+
+    def _phase_seconds(self) -> float:
+        return max(_PHASE_SECONDS, _PHASE_STEPS * self.median_step())
+
     def _sends(self, process: int) -> bool:
         before = sent_bytes(process)
-        deadline = time.monotonic() + _PHASE_SECONDS
+        deadline = time.monotonic() + self._phase_seconds()
         while time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             if (now := sent_bytes(process)) - before >= _SUM_BYTES:
@@ -319,7 +341,7 @@ class Injector:
 
     def _idles(self, process: int) -> bool:
         before, since = sent_bytes(process), time.monotonic()
-        deadline = since + _PHASE_SECONDS
+        deadline = since + self._phase_seconds()
         while time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
             if (now := sent_bytes(process)) != before:
@@ -329,7 +351,7 @@ class Injector:
         return False
 
     def _saves(self, site: int) -> bool:
-        folder = self._run.runs[site] / "checkpoints" / SITES[site]
+        folder = self._run.checkpoints[site]
         return any(INTERRUPTED in path.name for path in folder.glob("*"))
 
     def _is_before_save(self, site: int) -> bool:

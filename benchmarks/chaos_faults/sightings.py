@@ -1,9 +1,7 @@
 """What the sites of a run write down, with the time at which it was seen."""
 
-import bisect
 import contextlib
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +16,7 @@ class StepSeen(NamedTuple):
     """A step that a site has done."""
 
     time: float
-    """Seconds on the system's clock, at most `_LOOK_SECONDS` after the line was written."""
+    """Seconds on the system's clock, as the site gives it."""
     site: int
     step: int
     loss: float | None
@@ -74,8 +72,7 @@ class Sightings:
 
     def steps_of(self, site: int, since: float) -> list[StepSeen]:
         """Return a site's steps from a time on."""
-        first = bisect.bisect_left(self.steps, since, key=lambda seen: seen.time)
-        return [seen for seen in self.steps[first:] if seen.site == site]
+        return [seen for seen in self.steps if seen.site == site and seen.time >= since]
 
     def events_since(self, since: float, kind: str) -> list[EventSeen]:
         """Return the events of a kind, from a time on."""
@@ -88,24 +85,25 @@ class Sightings:
 
     def look(self) -> None:
         """Take in what is new."""
-        now = time.time()
         for site, (metrics, events) in enumerate(zip(self._metrics, self._events, strict=True)):
             lines, is_new = metrics.new_lines()
             for line in lines:
-                self._take(now, site, line, is_new)
+                self._take(site, line, is_new)
             for line in events.new_lines()[0]:
                 with contextlib.suppress(KeyError, TypeError):
                     values = (float(line["time"]), site, int(line["step"]))
                     self.events.append(EventSeen(*values, str(line["kind"]), str(line["text"])))
 
-    def _take(self, now: float, site: int, line: dict[str, Any], is_new: bool) -> None:
-        step, loss, seconds = (line.get(name) for name in ("step", "loss", "seconds"))
-        if not isinstance(step, int) or "loss" not in line or not isinstance(seconds, float):
+    def _take(self, site: int, line: dict[str, Any], is_new: bool) -> None:
+        step, loss = line.get("step"), line.get("loss")
+        seen_at, seconds = line.get("time"), line.get("seconds")
+        numbers = isinstance(seen_at, float) and isinstance(seconds, float)
+        if not isinstance(step, int) or "loss" not in line or not numbers:
             return
         if is_new and step in self._known[site]:
             return  # a restart keeps it
         self._known[site].add(step)
-        self.steps.append(StepSeen(now, site, step, loss, seconds))
+        self.steps.append(StepSeen(seen_at, site, step, loss, seconds))
         if loss is not None and self.losses.setdefault(step, loss) != loss:
             text = f"step {step}: {loss!r} at site {site}, {self.losses[step]!r} before"
             self.conflicts.append(text)

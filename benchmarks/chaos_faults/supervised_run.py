@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +52,8 @@ class SupervisedRun:
         devices: devices of a process of the site that has most; all sites have equally many.
     """
 
+    sites = SITES
+
     def __init__(
         self,
         folder: Path,
@@ -67,6 +70,10 @@ class SupervisedRun:
         self.lease_seconds, self.save_interval = lease_seconds, save_interval
         self.record_path = folder / "membership.json"
         self.runs = [disk.folder / RUN for disk in disks]
+        self.checkpoints = [
+            run / "checkpoints" / site for run, site in zip(self.runs, SITES, strict=True)
+        ]
+        """Folder of each site's checkpoints."""
         self.logs = [folder / f"{site}.log" for site in SITES]
         self._config, self._groups, self._counts = config, groups, processes
         self._devices = [devices * max(processes) // count for count in processes]
@@ -78,6 +85,11 @@ class SupervisedRun:
     def written(self) -> list[Path]:
         """Folders of each site's metrics and events."""
         return [run / site for run, site in zip(self.runs, SITES, strict=True)]
+
+    @property
+    def has_quotas(self) -> bool:
+        """True if each site has a cgroup of its own."""
+        return self._groups is not None
 
     def start(self) -> None:
         """Start all sites."""
@@ -98,13 +110,13 @@ class SupervisedRun:
 
     def share_newest_checkpoint(self) -> None:
         """Copy the newest checkpoint of all sites to those that lack it."""
-        folders = [run / "checkpoints" / site for run, site in zip(self.runs, SITES, strict=True)]
-        steps = {site: committed_steps(folder) for site, folder in zip(SITES, folders, strict=True)}
+        folders = zip(SITES, self.checkpoints, strict=True)
+        steps = {site: committed_steps(folder) for site, folder in folders}
         step, source = max((max(steps[site], default=0), site) for site in SITES)
         for run in self.runs:
             target = run / "checkpoints" / source / str(step)
             if step and not target.exists():
-                origin = self.runs[SITES.index(source)] / "checkpoints" / source / str(step)
+                origin = self.checkpoints[SITES.index(source)] / str(step)
                 shutil.copytree(origin, target)
 
     def processes(self, site: int) -> list[int]:
@@ -114,16 +126,29 @@ class SupervisedRun:
         below = family(self._supervisors[site].pid)[_FAMILY_ABOVE:]
         return [process for process in below if not _is_reaper(process)]
 
-    def strike(self, site: int, number: int, signal_number: int) -> None:
-        """Send a signal to one process of a site; the numbers go round."""
+    def strike(self, site: int, number: int, signal_number: int) -> float:
+        """Send a signal to one process of a site, and return the time; the numbers go round."""
+        struck = time.time()
         processes = self.processes(site)[: self._counts[site]]
         if processes:
             _send(processes[number % len(processes)], signal_number)
+        return struck
 
-    def send(self, site: int, number: int) -> None:
-        """Send a signal to all processes of a site."""
+    def send(self, site: int, number: int) -> float:
+        """Send a signal to all processes of a site; return the time."""
+        sent = time.time()
         for process in self.processes(site):
             _send(process, number)
+        return sent
+
+    def resume(self, site: int) -> None:
+        """Let all processes of a site go on if they stand still."""
+        self.send(site, signal.SIGCONT)
+
+    def figures(self, site: int) -> "ProcessFigures | None":
+        """Return the figures of a site's first process; None: there is none."""
+        processes = self.processes(site)
+        return figures_of(processes[0]) if processes else None
 
     def ended_for_good(self, site: int) -> bool:
         """Return True if a site's supervisor starts it no more."""

@@ -14,7 +14,9 @@ SLACK_SECONDS = 1.5
 LONGEST_GAP = 2.0
 """Time between two steps of a survivor, in medians of its steps without the lost site."""
 STEPS_OF_SAVE = 5
-"""Steps after a save begins that are slower without faults too, and of which no gap counts."""
+"""Steps after a save begins that are slower without faults too, and of which no gap counts.
+
+All count where saves are no further apart."""
 FENCED = 4
 
 
@@ -44,11 +46,15 @@ class Seen(NamedTuple):
     lost: Sequence[EventSeen]
     """Events that say so."""
     codes: Mapping[int, Sequence[int]]
-    """Exit codes of each site's processes that ended after the fault began."""
+    """Exit codes of each site's processes that ended after the fault began, where they are seen."""
     members_back: bool
     """All sites train together at the end."""
     save_interval: int
     """Steps from one save to the next."""
+    back: Sequence[EventSeen] = ()
+    """Events that say that a site is back."""
+    rejoin_seconds: float = REJOIN_SECONDS
+    """Longest return."""
     calm_gap: float = LONGEST_GAP
     """Longest time between two steps without faults, in medians: saves and other programs."""
 
@@ -62,7 +68,8 @@ class Verdict(NamedTuple):
     next_step: float | None
     """From there until all survivors have done a step."""
     rejoin: float | None
-    """From the end of the fault until the site has done a step with the others."""
+    """From the end of the fault until the site has done a step with the others, or is taken into
+    the record if the watch ends then."""
     median_step: float | None
     """Of survivors without the lost site; of all, if none is lost."""
     longest_gap: float | None
@@ -71,6 +78,8 @@ class Verdict(NamedTuple):
     lost_steps: int
     """Steps that a survivor has done again."""
     misses: tuple[str, ...]
+    late: tuple[str, ...] = ()
+    """The misses among these that are about seconds alone."""
 
     @property
     def has_no_gap(self) -> bool:
@@ -87,7 +96,7 @@ def longest_gap(steps: Sequence[StepSeen], save_interval: int) -> float:
 
 def judged(seen: Seen) -> Verdict:
     """Hold what was seen to the bounds."""
-    lost = _lost_sites(seen)
+    lost = lost_sites(seen.names, seen.lost)
     survivors = [site for site in range(len(seen.names)) if site not in lost]
     misses = _wrong_losses(seen, lost)
     lost_steps = sum(_steps_done_again(seen.steps[site]) for site in survivors)
@@ -101,11 +110,17 @@ def judged(seen: Seen) -> Verdict:
     return _of_lost(seen, lost, survivors, lost_steps, misses)
 
 
-def _lost_sites(seen: Seen) -> tuple[int, ...]:
+def lost_sites(names: Sequence[str], events: Sequence[EventSeen]) -> tuple[int, ...]:
+    """Return the sites that are lost by what others say.
+
+    Args:
+        names: of all sites.
+        events: say that a site is lost.
+    """
     return tuple(
         site
-        for site, name in enumerate(seen.names)
-        if any(f"site {name} is lost (" in event.text for event in seen.lost)
+        for site, name in enumerate(names)
+        if any(f"site {name} is lost (" in event.text for event in events)
     )
 
 
@@ -145,13 +160,15 @@ def _of_nobody(seen: Seen, survivors: Sequence[int], lost_steps: int, misses: li
     next_step = None
     if later_steps and all(later_steps):
         next_step = max(times[0] for times in later_steps) - seen.began
+    late = []
     if longest is None or median is None:
         misses.append("no step after the fault")
     elif longest > (bound := seen.next_step_factor * median + NEXT_STEP_SECONDS):
-        misses.append(f"{longest:.1f} s between two steps, {bound:.1f} allowed")
+        late.append(f"{longest:.1f} s between two steps, {bound:.1f} allowed")
     if not seen.members_back:
         misses.append("not all sites train together at the end")
-    return Verdict((), None, next_step, None, median, longest, lost_steps, tuple(misses))
+    figures = (None, next_step, None, median, longest, lost_steps)
+    return Verdict((), *figures, (*misses, *late), tuple(late))
 
 
 def _of_lost(
@@ -165,6 +182,7 @@ def _of_lost(
     if not survivors or not told:
         return Verdict(lost, None, None, None, None, None, lost_steps, (*misses, "nobody is left"))
     waits, known_at = [], seen.began
+    late: list[str] = []
     for site in lost:
         for survivor in survivors:
             notices = [
@@ -183,7 +201,7 @@ def _of_lost(
     if seen.outcome == "silence":
         allowed = seen.lease_seconds * (2 if seen.holder_is_silent else 1) + SLACK_SECONDS
     if detection is not None and detection > allowed:
-        misses.append(f"detected after {detection:.1f} s, {allowed:.1f} allowed")
+        late.append(f"detected after {detection:.1f} s, {allowed:.1f} allowed")
     first = {
         site: next((one for one in seen.steps[site] if one.time > known_at), None)
         for site in survivors
@@ -211,52 +229,58 @@ def _of_lost(
         next_step = max(one.time for one in first.values() if one is not None) - known_at
         bound = (median or 0.0) + NEXT_STEP_SECONDS
         if next_step > bound:
-            misses.append(f"next step after {next_step:.1f} s, {bound:.1f} allowed")
+            late.append(f"next step after {next_step:.1f} s, {bound:.1f} allowed")
     longest = max(intervals, default=None)
     allowed_gap = max(LONGEST_GAP, seen.calm_gap)
     if longest is not None and median is not None and longest > allowed_gap * median:
-        misses.append(f"{longest:.2f} s between two steps, median {median:.2f} s")
+        late.append(f"{longest:.2f} s between two steps, median {median:.2f} s")
     rejoin = None if back is None else back - seen.over
     if back is None or not seen.members_back:
         rejoin = None
         misses.append("no rejoin")
-    elif rejoin is not None and rejoin > REJOIN_SECONDS:
-        misses.append(f"rejoin after {rejoin:.0f} s, {REJOIN_SECONDS:.0f} allowed")
+    elif rejoin is not None and rejoin > seen.rejoin_seconds:
+        late.append(f"rejoin after {rejoin:.0f} s, {seen.rejoin_seconds:.0f} allowed")
     if seen.outcome == "silence":
         misses += [
             f"{seen.names[site]} ended with code {codes[0] if codes else 'none'}, not {FENCED}"
             for site in lost
-            if (codes := tuple(seen.codes.get(site, ())))[:1] != (FENCED,)
+            if site in seen.codes and (codes := tuple(seen.codes[site]))[:1] != (FENCED,)
         ]
-    return Verdict(lost, detection, next_step, rejoin, median, longest, lost_steps, tuple(misses))
+    figures = (detection, next_step, rejoin, median, longest, lost_steps)
+    return Verdict(lost, *figures, (*misses, *late), tuple(late))
 
 
 def _back_at(seen: Seen, lost: tuple[int, ...], step: int) -> float | None:
-    """Return the time at which the last of the lost sites has done a step after that one."""
+    """Return the time at which the last of the lost sites has done a step after that one.
+
+    One that has done none yet is back when the others say so.
+    """
     times = []
     for site in lost:
+        words = f"site {seen.names[site]} is back"
+        told = [event.time for event in seen.back if words in event.text and event.time > seen.over]
         later = [one.time for one in seen.steps[site] if one.step > step and one.time > seen.over]
-        if not later:
+        if not later and not told:
             return None
-        times.append(later[0])
+        times.append(later[0] if later else told[-1])
     return max(times)
 
 
 def _intervals(
     steps: Sequence[StepSeen],
-    save_interval: int | None = None,
+    save_interval: int = 0,
     since: float = 0.0,
     before: float = float("inf"),
 ) -> list[float]:
     """Return the seconds between the ends of each two steps in a row whose lines came in a span.
 
     The first line may have come before it. Those beside a save are left out if its interval is
-    given. A site whose disk is full writes down none of its steps, so that two lines may be many
-    steps apart.
+    given and leaves any. A site whose disk is full writes down none of its steps, so that two lines
+    may be many steps apart.
     """
     return [
         later.seconds
         for earlier, later in itertools.pairwise(steps)
         if later.time > since and earlier.time < before and later.step == earlier.step + 1
-        if save_interval is None or (later.step - 1) % save_interval >= STEPS_OF_SAVE
+        if save_interval <= STEPS_OF_SAVE or (later.step - 1) % save_interval >= STEPS_OF_SAVE
     ]
