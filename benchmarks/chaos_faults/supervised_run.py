@@ -255,4 +255,6 @@ def figures_of(process: int) -> ProcessFigures | None:
         threads, files = (len(os.listdir(folder / part)) for part in ("task", "fd"))
     except (OSError, IndexError):
         return None
+    if not pages:
+        return None  # it has ended, and nobody has asked for its exit code yet
     return ProcessFigures(process, pages * os.sysconf("SC_PAGE_SIZE") / 1e6, threads, files)

@@ -201,6 +201,14 @@ def test_a_site_without_a_step_is_back_when_the_others_say_so(chaos):
     assert chaos("verdicts").judged(late).misses == ("rejoin after 15 s, 10 allowed",)
 
 
+def test_misses_of_seconds_are_named_apart(chaos):
+    late = [lost_at(chaos, 106.0, 1, "east"), lost_at(chaos, 106.0, 2, "east")]
+    seen = seen_kill(chaos, lost=late, members_back=False)
+    verdict = chaos("verdicts").judged(seen)
+    assert verdict.late == ("detected after 1.5 s, 1.0 allowed",)
+    assert verdict.misses == ("no rejoin", *verdict.late)
+
+
 def test_silence_has_the_eviction_time_and_the_site_ends_fenced(chaos):
     silent = {"outcome": "silence", "holder_is_silent": False, "over": 120.0, "codes": {0: (4,)}}
     silent["lost"] = [lost_at(chaos, 113.0, 1, "east"), lost_at(chaos, 113.0, 2, "east")]
