@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from support.full_disk import SmallDisk
-from support.processes import family
+from support.processes import family, is_running
 from support.small_runs import REPOSITORY, environment
 
 from chaos_faults import half_cores
@@ -120,11 +120,11 @@ class SupervisedRun:
                 shutil.copytree(origin, target)
 
     def processes(self, site: int) -> list[int]:
-        """Return the processes of a site below its supervisor, in their order in the site."""
+        """Return the living processes of a site below its supervisor, in their order in it."""
         if not self._supervisors:
             return []
         below = family(self._supervisors[site].pid)[_FAMILY_ABOVE:]
-        return [process for process in below if not _is_reaper(process)]
+        return [process for process in below if is_running(process) and not _is_reaper(process)]
 
     def strike(self, site: int, number: int, signal_number: int) -> float:
         """Send a signal to one process of a site, and return the time; the numbers go round."""
@@ -255,6 +255,4 @@ def figures_of(process: int) -> ProcessFigures | None:
         threads, files = (len(os.listdir(folder / part)) for part in ("task", "fd"))
     except (OSError, IndexError):
         return None
-    if not pages:
-        return None  # it has ended, and nobody has asked for its exit code yet
     return ProcessFigures(process, pages * os.sysconf("SC_PAGE_SIZE") / 1e6, threads, files)

@@ -1,4 +1,4 @@
-"""Runs with real processes: ten of them in continuous integration, all with --all."""
+"""Runs with real processes: eleven of them in continuous integration, all with --all."""
 
 import pytest
 from support.island_jobs import SETTINGS
@@ -13,6 +13,8 @@ RING = {
     "test_islands.py::test_a_lost_site_ends_the_run_and_is_named",
     # Killed, and the others go on; of three sites the first.
     "test_going_on.py::test_the_others_go_on_with_the_same_bits_and_all_resume",
+    # Six faults of three sites, one after the other.
+    "test_chaos.py::test_a_run_recovers_from_faults_of_its_sites",
     # Equal to one process.
     "test_train.py::test_a_run_leaves_everything_behind",
     "test_islands.py::test_two_jobs_train_as_one_program",
@@ -21,7 +23,7 @@ RING = {
     # A model of anybody's modules.
     "test_runs_of_own_models.py::test_a_state_space_trains_in_one_program_and_resumes_to_the_bit",
 }
-"""Both joins: ten runs, one of which is a test with two parameters."""
+"""Both joins: eleven runs, one of which is a test with two parameters."""
 
 
 def pytest_collection_modifyitems(items):
