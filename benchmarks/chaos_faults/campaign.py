@@ -235,7 +235,8 @@ class Campaign:
             others = set(range(len(self._run.sites))) - set(lost_sites(self._run.sites, lost))
             step = max(event.step for event in back)
             newest = [self._seen.newest(site) for site in others]
-            return all(one is not None and one.step >= step - 1 for one in newest)
+            # A site writes the line of a step when it has computed the next one.
+            return all(one is not None and one.step >= step - 2 for one in newest)
 
         deadline = time.monotonic() + seconds
         while not (done := back()) and time.monotonic() < deadline:
