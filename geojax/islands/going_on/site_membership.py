@@ -197,16 +197,15 @@ class SiteMembership(abc.ABC):
                 work = self._to_begin.popleft()
                 # A process alone in its site passes over a step that has begun again already.
                 if work is self._computing or self._channel.others:
-                    self._go_by(work.record)
+                    self.record, self.taking_part = work.record, frozenset(work.record.members)
                     return work
             elif (handed := self._handed_over.get(step)) is not None:
-                self._go_by(handed.record)
+                self.record = handed.record
+                # A site that was admitted meanwhile takes part from the next step on.
+                self.taking_part &= frozenset(handed.record.members)
                 return handed.work
             else:
                 time.sleep(POLL_SECONDS)
-
-    def _go_by(self, record: MembershipRecord) -> None:
-        self.record, self.taking_part = record, frozenset(record.members)
 
     @contextlib.contextmanager
     def at_work(self, work: ComputeSums) -> Iterator[Callable[[StepSums], None]]:

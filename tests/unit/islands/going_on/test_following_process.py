@@ -4,10 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from geojax.islands.going_on.decisions import Adopt, as_text
+from geojax.islands.going_on.decisions import Adopt, FetchHanded, TakeHanded, as_text
 from geojax.islands.going_on.following_process import FollowingProcess
 from geojax.islands.going_on.site_membership import InterruptedStepError, Surroundings
-from geojax.membership.events import ComputeSums
+from geojax.islands.programs.values import StepSums
+from geojax.membership.events import ApplySums, ComputeSums, HandedOver
 from geojax.membership.record import MembershipRecord
 
 STEP = 7
@@ -56,3 +57,31 @@ def test_it_runs_each_step_that_was_decided_before_it_looked():
     assert work == works[-1]
     with process.at_work(work):
         assert not process.is_interrupted
+
+
+def test_a_site_that_was_admitted_after_a_step_takes_no_part_in_its_end():
+    two, three = MembershipRecord(2, (1, 2), 1), MembershipRecord(3, (0, 1, 2), 1)
+    note = HandedOver(2, three, STEP, whole=False)
+    decisions = [
+        *(Adopt(two), ComputeSums(two, STEP), Adopt(three)),
+        *(FetchHanded(1, note), TakeHanded(keeps=False)),
+        *(ApplySums(STEP, 3, source=2), ComputeSums(three, STEP + 1)),
+    ]
+    arrived = SimpleNamespace(arrived=lambda: True, wait=lambda seconds: True, result=lambda: [])
+    transport = SimpleNamespace(
+        site=1,
+        sites=3,
+        links={},
+        withdraw=lambda membership_id: None,
+        fetch=lambda *message: arrived,
+    )
+    around = Surroundings(transport, Told(decisions), None, None, 8.0, True)
+    process = FollowingProcess(around)
+    process.begin(two, sums=StepSums([], None), saved=STEP - 1, last_step=9)
+    with process.at_work(process.work_on(STEP)):
+        assert process.is_interrupted
+    assert process.work_on(STEP) == ApplySums(STEP, 3, source=2)
+    assert process.record == three
+    assert process.taking_part == {1, 2}, "who saves and validates after this step"
+    process.work_on(STEP + 1)
+    assert process.taking_part == {0, 1, 2}
