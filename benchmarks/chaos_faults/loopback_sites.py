@@ -32,7 +32,7 @@ class LoopbackSites(NamedTuple):
 
 
 def loopback_sites(count: int) -> LoopbackSites:
-    """Choose addresses and ports of so many sites."""
-    addresses = tuple(f"127.0.0.{site + 1}" for site in range(count))
+    """Choose addresses and ports of so many sites, none of which others use on this machine."""
+    addresses = tuple(f"127.0.0.{site + 2}" for site in range(count))
     coordinators = tuple(f"{address}:{free_port()}" for address in addresses)
     return LoopbackSites(addresses, coordinators, tuple(free_port() for _ in addresses))
