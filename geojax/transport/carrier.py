@@ -188,7 +188,7 @@ class CarrierTransport:
         """Offer arrays to one other site."""
         self.links[receiver].check()
         for link, devices in self.links[receiver].lanes:
-            shards = [shard for array in arrays for shard in local_shards(array, devices)]
+            shards = _shards_on(arrays, devices)
             with self.waiting(f"earlier messages than {key} were not fetched by {link.name}"):
                 message = link.begin_offer(key, shards, yields=yields)
             self._departures.watch(
@@ -201,8 +201,7 @@ class CarrierTransport:
         """Take back an offer that the receiver, if it is there, has not asked for."""
         if (site_link := self.links.get(receiver)) is not None:
             for link, devices in site_link.lanes:
-                shards = [shard for array in arrays for shard in local_shards(array, devices)]
-                link.take_back(key, shards)
+                link.take_back(key, _shards_on(arrays, devices))
 
     def offer_held(self, receiver: int, key: MessageKey, held: HeldArray) -> None:
         """Offer an array in host memory, which yields to all messages but such ones.
@@ -286,6 +285,10 @@ class CarrierTransport:
         self._departures.close()
 
 
+def _shards_on(arrays: Sequence[jax.Array], devices: OwnDevices) -> list[jax.Array]:
+    return [shard for array in arrays for shard in local_shards(array, devices)]
+
+
 class _Fetch:
     """A message that was asked for; `geojax.transport.protocol.Fetch` documents it."""
 
@@ -327,7 +330,7 @@ class _Fetch:
                         "schedule the same as here?"
                     )
                 for late in self._late:
-                    if late.control.finished and late in self._late:
+                    if late.control.finished and late in self._late:  # it may have come meanwhile
                         raise RunError(f"transport: {late.name} has finished without {self._key}")
         of_arrays: list[list[tuple[OwnDevices, list[jax.Array]]]] = [[] for _ in self._like]
         for number, (_, devices) in enumerate(self._link.lanes):

@@ -40,7 +40,8 @@ _FRAME = struct.Struct("!Q")
 _HEARTBEAT, _FINISHED, _FAILED = 0, 1, 2
 _FIGURES, _NOTE = 3, 4
 """Frames before the number of bytes of figures or a note, and these in whole frames."""
-_HEARTBEAT_SECONDS = 1.0
+HEARTBEAT_SECONDS = 1.0
+"""Time from one heartbeat to the next."""
 _ANSWER_SECONDS = 3.0
 """Time without an answer after which the connection is opened anew, and that of an attempt."""
 _PAUSE_SECONDS = 0.3
@@ -237,7 +238,7 @@ class ControlConnection:
             if hurry or now >= due:
                 frames.append(_HEARTBEAT)
                 heartbeats.append(now)
-                due = now + _HEARTBEAT_SECONDS
+                due = now + HEARTBEAT_SECONDS
             if frames or figures is not None:
                 pieces = [_packed(frame) for frame in frames]
                 if figures is not None:

@@ -16,11 +16,10 @@ from geojax.membership.member_state import SILENT_SHARE
 from geojax.quantities import duration, quantity
 from geojax.topology import Link
 from geojax.transport import MeasuredLink
+from geojax.transport.control import HEARTBEAT_SECONDS
 
 _HEARTBEAT = VARIABLES["heartbeat_timeout_seconds"]
 _START = VARIABLES["start_timeout_seconds"]
-_BETWEEN_HEARTBEATS = 1.0
-"""Time after which one end of a link hears the other again, at the latest."""
 _ROUND_TRIPS = 10
 """Round trips in which a message and its answer come: TCP may send each packet three times, in
 three and a half round trips, and a connection that is opened anew before takes three more."""
@@ -51,11 +50,11 @@ def time_outs(
     lease, pause = processes.heartbeat_timeout_seconds, config.islands.join_pause
     trips = [(link.round_trip_seconds or 0.0, site) for site, link in links.items()]
     trip, farthest = max(trips, default=(0.0, ""))
-    least = 3 * (_BETWEEN_HEARTBEATS + _ROUND_TRIPS * trip)
+    least = 3 * (HEARTBEAT_SECONDS + _ROUND_TRIPS * trip)
     if lease < least:
         raise UserError(
             f"{_HEARTBEAT}={lease:g} is too short: a message and its answer have a third of it, "
-            f"and may take {_BETWEEN_HEARTBEATS:g} s and {_ROUND_TRIPS} round trips of "
+            f"and may take {HEARTBEAT_SECONDS:g} s and {_ROUND_TRIPS} round trips of "
             f"{duration(trip)} to site {farthest}; give {math.ceil(least)} or more"
         )
     rates = {site: link.bytes_per_second for site, link in planned.items()}
