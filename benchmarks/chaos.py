@@ -81,11 +81,8 @@ from geojax.errors import UserError
 from geojax.run_paths import METRICS
 
 RESULTS = Path(__file__).parent / "results"
-LEASE_SECONDS, LONG_LEASE_SECONDS = 8.0, 90.0
-"""Eviction time, by default and with `--within`.
-
-A site looks at its doors when its step needs the others. So the time must be longer than a step.
-"""
+LEASE_SECONDS = 8.0
+"""Eviction time."""
 CORES = 0.5
 MEGABITS = 40.0
 """Rate at which a site sends, by default."""
@@ -298,9 +295,8 @@ def small_sites(
             say("no cgroups here: each site takes what it gets")
         checked, processes = RunConfig.load(config), options.processes_per_site
         interval, devices = checked.checkpoint.interval, checked.simulate_devices or 1
-        lease = LEASE_SECONDS if options.within is None else LONG_LEASE_SECONDS
         run = SupervisedRun(
-            folder, config, disks, network, groups, lease, interval, processes, devices
+            folder, config, disks, network, groups, LEASE_SECONDS, interval, processes, devices
         )
         yield stack.enter_context(started(run))
 

@@ -403,6 +403,8 @@ class _Step(_Pass):
         return self._applied
 
     def _do(self, action: SiteAction) -> None:
+        # A device takes some 32 programs in advance: the host stands still in a long step.
+        self._transport.check()
         match action:
             case Action() if self._share_of(action) in self._reduced_before:
                 pass

@@ -1,4 +1,4 @@
-"""A site that is lost while the devices of another compute."""
+"""A site that is lost while another one computes."""
 
 import jax.numpy as jnp
 import pytest
@@ -33,3 +33,20 @@ def test_the_others_end_while_their_devices_compute(role, monkeypatch):
     batch = make_batch(model)
     with pytest.raises(RunError, match="site 1 has left"):
         own.step(shares(batch, 2)[0] if role == "data" else batch)
+
+
+def test_the_others_end_between_two_passes(monkeypatch):
+    model = model_of("llama")
+    own, other = islands_of("data", model)
+    other.walk.transport.offer(0, MessageKey(0, "never fetched"), [jnp.zeros(1)])
+    forward, forwards = walk._Step._forward, []
+
+    def leave_after_the_first(step, action):
+        forwards.append(action)
+        forward(step, action)
+        other.walk.transport.close()
+
+    monkeypatch.setattr(walk._Step, "_forward", leave_after_the_first)
+    with pytest.raises(RunError, match="site 1 has left"):
+        own.step(shares(make_batch(model), 2)[0])
+    assert len(forwards) == 1
