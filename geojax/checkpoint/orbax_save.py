@@ -38,6 +38,7 @@ class OrbaxSave:
             # The signal that a folder is there has one name in the whole job: a site that has
             # saved would remove that of one which has not, and leave it waiting.
             async_options=ocp.options.AsyncOptions(create_directories_asynchronously=False),
+            temporary_path_class=_SavedFolders(self._handler),
         )
 
     def begin(self, folder: Path, arrays: Mapping[str, Any], content: Mapping[str, Any]) -> None:
@@ -47,7 +48,7 @@ class OrbaxSave:
             OSError: the folder cannot be written to.
             ValueError: it is there.
         """
-        self._handler.content = content
+        self._handler.content, self._handler.problem = content, None
         with self._without_later_errors():
             self._orbax.save(folder, args=SaveArrays(dict(arrays)))
 
@@ -82,9 +83,9 @@ class OrbaxSave:
 class _SiteHandler(ocp.PyTreeCheckpointHandler):
     """Handler that saves a dict of arrays and, last before the atomic rename, its manifest.
 
-    A process that cannot write says so in its part of the checksums instead of raising an error:
-    the others would wait for it at Orbax's barriers until they time out. The primary process then
-    writes no manifest, without which there is no checkpoint.
+    A process that cannot write keeps the problem instead of raising an error: the others would wait
+    for it at Orbax's barriers until they time out. It lacks in the checksums then, and the primary
+    process writes no manifest, without which there is no checkpoint.
     """
 
     def __init__(self, group: SiteGroup, processes: ocp.options.MultiprocessingOptions) -> None:
@@ -97,6 +98,15 @@ class _SiteHandler(ocp.PyTreeCheckpointHandler):
         self._group = group
         self.content: Mapping[str, Any] = {}
         self.problem: str | None = None
+        """The reason why this process could not save."""
+
+    @contextlib.contextmanager
+    def keeping_problems(self) -> Iterator[None]:
+        """Keep the first problem of the writes inside."""
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            self.problem = self.problem or reason(error)
 
     async def async_save(
         self,
@@ -106,18 +116,48 @@ class _SiteHandler(ocp.PyTreeCheckpointHandler):
         args: Any = None,
     ) -> list[Any]:
         """Copy the arrays off the devices; waiting for the returned futures finishes the save."""
-        self.problem = None
-        writes = await super().async_save(directory, args=args)
+        writes = None
+        with self.keeping_problems():
+            writes = await super().async_save(directory, args=args)
         return [_WritesThenChecksums(self, writes or [], Path(directory))]
 
     def finalize(self, directory: Any) -> None:
         """Join the files of all processes and write the manifest; runs on the primary only."""
-        try:
+        with self.keeping_problems():
             parts = manifest.read_parts(Path(directory), self._group.processes)
             super().finalize(directory)
             manifest.write(Path(directory), self.content, parts)
-        except (OSError, ValueError) as error:
-            self.problem = self.problem or reason(error)
+
+
+class _SavedFolders:
+    """Makes the temporary folder of each save; Orbax takes it for the class of these."""
+
+    def __init__(self, handler: _SiteHandler) -> None:
+        self._handler = handler
+
+    def from_final(self, *args: Any, **options: Any) -> "_SavedFolder":
+        """Return the one that is renamed to a given folder."""
+        folder = _SavedFolder.from_final(*args, **options)
+        folder.handler = self._handler
+        return folder
+
+
+class _SavedFolder(ocp.path.atomicity.AtomicRenameTemporaryPath):
+    """The temporary folder of a save, whose problems the handler keeps."""
+
+    handler: _SiteHandler
+
+    async def create(self) -> Any:
+        """Make it; on the primary process only."""
+        with self.handler.keeping_problems():
+            await super().create()
+        return self.get()
+
+    async def finalize(self) -> None:
+        """Rename it, if all has been written; on the primary process only."""
+        with self.handler.keeping_problems():
+            if self.handler.problem is None:
+                await super().finalize()
 
 
 class _SiteArrays(ocp.type_handlers.ArrayHandler):
@@ -163,12 +203,11 @@ class _WritesThenChecksums:
 
     def result(self, timeout: float | None = None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
-        try:
+        with self._handler.keeping_problems():
             for write in self._writes:
                 write.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
-            manifest.write_part(self._directory, jax.process_index())
-        except (OSError, ValueError) as error:
-            self._handler.problem = reason(error)
+            if self._handler.problem is None:
+                manifest.write_part(self._directory, jax.process_index())
 
 
 @functools.cache

@@ -3,10 +3,11 @@
     checkpoint_worker.py ACTION FOLDER DC DATA [COORDINATOR PROCESSES PROCESS]
 
 ACTION is `save` (steps 10 and 20), `save-privately` (each process to a folder of its own),
-`save-without-space` (process 1 cannot write step 10, and then can), `save-halfway` (step 20 stops
-for good just before it is committed) or `restore`, which prints RESTORED and the step when every
-value is what was saved. `sites-` before it: each site by itself, in a folder of its own, as if
-there were no common file system.
+`save-without-space` (process 1 cannot write step 10, and then can), `save-without-folder` and
+`save-without-commit` (process 0 cannot make the folder of step 10, or rename it), `save-halfway`
+(step 20 stops for good just before it is committed) or `restore`, which prints RESTORED and the
+step when every value is what was saved. `sites-` before it: each site by itself, in a folder of its
+own, as if there were no common file system.
 """
 
 import functools
@@ -15,6 +16,7 @@ import time
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from geojax.checkpoint import Checkpointer, manifest
@@ -22,6 +24,8 @@ from geojax.errors import UserError
 from geojax.runtime import simulate_devices
 from geojax.sharding.leaf_layouts import DimSharding, LeafLayout
 
+TemporaryPath = ocp.path.atomicity.AtomicRenameTemporaryPath
+CANNOT = {"save-without-folder": "create", "save-without-commit": "finalize"}
 MODEL = {"layers": 2}
 WEIGHTS = np.arange(24 * 7, dtype=np.float32).reshape(24, 7) / 3
 MOMENTS = np.arange(5 * 24, dtype=np.float32).reshape(5, 24) / 7
@@ -56,6 +60,9 @@ def main(action: str, folder: str, dc: str, data: str, *distributed: str) -> Non
         folder = f"{folder}/process_{process}"
     if action == "save-without-space" and process == "1":
         manifest.write_part = functools.partial(fail_once, manifest.write_part)
+    if process == "0" and action in CANNOT:
+        method = CANNOT[action]
+        setattr(TemporaryPath, method, fails_once(method, getattr(TemporaryPath, method)))
     if action == "save-halfway":
         manifest.write = functools.partial(stop_at_step_20, manifest.write)
     report = functools.partial(print, "REPORT")
@@ -65,6 +72,14 @@ def main(action: str, folder: str, dc: str, data: str, *distributed: str) -> Non
             (restore if action == "restore" else save)(checkpointer, mesh, layouts)
     except UserError as error:
         print("REFUSED", error, flush=True)
+
+
+def fails_once(method, do):
+    async def fail(path):
+        setattr(TemporaryPath, method, do)
+        raise OSError(28, "No space left on device")
+
+    return fail
 
 
 def fail_once(write_part, folder, process):

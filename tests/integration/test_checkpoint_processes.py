@@ -103,7 +103,16 @@ def test_sites_send_each_other_what_another_layout_lacks(tmp_path: Path) -> None
     assert "restoring onto another layout: a site gets 240 B over the link" in outputs[0]
 
 
-@pytest.mark.parametrize("action", ["save-without-space", "sites-save-without-space"])
+@pytest.mark.parametrize(
+    "action",
+    [
+        "save-without-space",
+        "sites-save-without-space",
+        "save-without-folder",
+        "save-without-commit",
+        "sites-save-without-commit",
+    ],
+)
 def test_a_process_that_cannot_write_keeps_nobody_waiting(tmp_path: Path, action: str) -> None:
     first, second = run(action, tmp_path, 2, 4, processes=2)
     assert "SAVED" in first
