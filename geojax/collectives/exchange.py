@@ -52,7 +52,7 @@ _LINK_STREAM = "2"
 out among the streams 0 and 1."""
 
 SITE_STREAM = "3"
-"""That of sums in a site that do."""
+"""That of collectives in a site that do."""
 
 
 class SumWithError(NamedTuple):

@@ -31,6 +31,15 @@ def after(tree: Tree, token: jax.Array) -> Tree:
     return jax.tree.map(lambda leaf: _after_p.bind(leaf, token), tree)
 
 
+def held_until(tree: Tree, token: jax.Array) -> Tree:
+    """Do as `after`, on every platform: XLA for GPUs would place what reads a message before it.
+
+    Of two results that do not depend on each other it computes any one first, and awaits a message
+    where its first reader is.
+    """
+    return jax.tree.map(lambda leaf: _depend(leaf, token), tree)
+
+
 @jax.custom_vjp
 def together_backwards(tree: Tree) -> Tree:
     """Return `tree`; on GPUs what is computed of any of its cotangents begins when all of them are.

@@ -228,15 +228,18 @@ def scatter(x: jax.Array, dim: int, axes: SiteAxes) -> jax.Array:
         return lax.psum_scatter(x, axes.intra, scatter_dimension=0, tiled=dim == 0)
 
 
-def gather_blocks(block: jax.Array, dim: int, axes: SiteAxes, to: str) -> jax.Array:
-    """Concatenate the blocks of all ranks of a site along `dim`."""
+def gather_blocks(
+    block: jax.Array, dim: int, axes: SiteAxes, to: str, stream: str | None = None
+) -> jax.Array:
+    """Concatenate the blocks of all ranks of a site along `dim`; `stream` as `on_own_stream`."""
     if block.size == 0:
         return jnp.zeros(_with_size(block, dim, block.shape[dim] * axes.ranks), block.dtype)
     if not axes.intra:
         return block
     block = to_varying(block, axes.intra)
     with collective_scope("all_gather", axes.intra):
-        return lax.all_gather(block, axes.intra, axis=dim, tiled=True, to=to)
+        made = lax.all_gather(block, axes.intra, axis=dim, tiled=True, to=to)
+        return on_own_stream(made, stream)
 
 
 def dtypes_and_kinds(leaves: Sequence[jax.Array]) -> tuple[list[Any], list[Hashable]]:
@@ -287,6 +290,7 @@ def all_gather(
     bucket_bytes: int | None = None,
     dtype: Any = None,
     to: Literal["varying", "invarying"] = "varying",
+    own_stream: bool = False,
 ) -> Tree:
     """Gather whole leaves from the shards of the ranks of `intra`; padding is trimmed.
 
@@ -307,6 +311,7 @@ def all_gather(
             transpose, a psum_scatter, sums these parts. "invarying": all ranks are known to hold
             equal leaves (`out_specs=P()` is accepted), and differentiating with respect to them
             sums.
+        own_stream: on GPUs the messages travel beside other collectives of the program.
 
     Returns:
         The whole leaves. Over axes other than `intra` they vary as the shards did.
@@ -340,16 +345,17 @@ def all_gather(
         for leaf, layout in enumerate(layouts)
         if leaf not in unmerged
     }
+    stream = SITE_STREAM if own_stream else None
     gathered: dict[int, jax.Array] = {}
     collected = Collected(len(leaves), dim=1)
     for bucket in plan.buckets:
         leaf = bucket.pieces[0].leaf
         if leaf in unmerged:
-            whole = gather_blocks(leaves[leaf], layouts[leaf].dim, axes, to)
+            whole = gather_blocks(leaves[leaf], layouts[leaf].dim, axes, to, stream)
             gathered[leaf] = layouts[leaf].trim(whole)
         else:
             row = bucket.take(rows, dim=0)
-            collected.put(bucket, gather_blocks(row[None], 0, axes, to))
+            collected.put(bucket, gather_blocks(row[None], 0, axes, to, stream))
     for leaf in rows:
         gathered[leaf] = layouts[leaf].from_rows(collected.join(leaf))
     kept = axes.all_intra if to == "varying" else ()

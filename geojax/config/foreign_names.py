@@ -44,6 +44,7 @@ _KEYS = {
     "zero.stage=1": "use_distributed_optimizer shard_optimizer_state",
     "zero.reshard_after_forward": "fsdp_reshard_after_forward",
     "communication.overlap_grad_reduce": "overlap_comm",
+    "communication.overlap_param_gather": "overlap_params_gather",
     "communication.bucket_bytes": "reduce_bucket_size ddp_bucket_size bucket_cap_mb",
     "batch.global_batch_size": "bs batch_size train_batch_size",
     "batch.global_batch_size (of a step, over all devices and microbatches)": (

@@ -181,6 +181,24 @@ class Layout(Settings):
             )
         return self
 
+    @pydantic.model_validator(mode="after")
+    def _weights_can_come_late(self) -> Self:
+        if self.communication.overlap_param_gather is not True:
+            return self
+        several = self.pipeline_stages > 1 and self.pipeline.virtual_stages > 1
+        if not several or self.dc.join == "islands":
+            raise ValueError(
+                "communication.overlap_param_gather requires pipeline stages of one program with "
+                "pipeline.virtual_stages of 2 or more: the weights of a chunk come beside the ones "
+                "before. Remove overlap_param_gather"
+            )
+        if self.zero.stage == 0:
+            raise ValueError(
+                "communication.overlap_param_gather requires zero.stage=1: with 0 each rank holds "
+                "whole weights, and gathers none. Set zero.stage, or remove overlap_param_gather"
+            )
+        return self
+
     @property
     def needs_layer_loops(self) -> str | None:
         """The setting for which layers stand in loops, if any."""

@@ -207,3 +207,8 @@ class CommunicationSettings(Settings):
     while the stages compute and the bucket before crosses the link. It then crosses one bucket
     later. false: the stages wait for the sum in the site, and the bucket crosses next. "auto": what
     exposes less, on GPUs; otherwise false."""
+
+    overlap_param_gather: bool | Literal["auto"] = "auto"
+    """With several `virtual_stages` and `zero.stage: 1`: gather the weights of a stage's next chunk
+    while the stages compute with those before. false: gather all before the first forward. "auto":
+    true on GPUs where it can be."""

@@ -9,6 +9,7 @@ when an action begins: the simulator, a loop of ticks (`TickTable`), a host.
     stage 1    F0 B0 F1 B1 F2 B2
 """
 
+import collections
 import dataclasses
 import enum
 import functools
@@ -94,6 +95,16 @@ class Placement:
     def chunks_of(self, stage: int) -> tuple[int, ...]:
         """Return the chunks that a stage holds, in the model's order."""
         return tuple(chunk for chunk, holder in enumerate(self.stage_of) if holder == stage)
+
+    @property
+    def number_on_stage(self) -> tuple[int, ...]:
+        """The number of each chunk among those of its stage."""
+        before: collections.Counter[int] = collections.Counter()
+        numbers = []
+        for stage in self.stage_of:
+            numbers.append(before[stage])
+            before[stage] += 1
+        return tuple(numbers)
 
     @property
     def chunks_per_stage(self) -> int:

@@ -23,7 +23,7 @@ from geojax.models.chunk.chunk import Chunk, ChunkWeights
 from geojax.models.chunk.layer_io import GradientSink, LayerWeights
 from geojax.models.context import ComputeSettings
 from geojax.models.transformer import model_chunk, read_by_head
-from geojax.pipeline.execution import EarlyReduction, Executor, StageWeights
+from geojax.pipeline.execution import EarlyReduction, Executor, LateChunks, StageWeights
 from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.execution.shared_head import SharedHead
 from geojax.precision import detach_amax, scale_gradient
@@ -187,7 +187,11 @@ class ForwardBackward:
         return loss, batch["loss_mask"].astype(loss.dtype).sum()
 
     def pipeline_gradients(
-        self, weights: Parameters, microbatches: Batch, early: EarlyReduction | None = None
+        self,
+        weights: Parameters,
+        microbatches: Batch,
+        early: EarlyReduction | None = None,
+        late: LateChunks | None = None,
     ) -> StageGradients:
         """Compute loss and gradients of a step's microbatches on this stage of a pipeline.
 
@@ -195,8 +199,9 @@ class ForwardBackward:
             weights: this stage's, gathered: all of its layers, stacked, and what is in no layer.
             microbatches: this rank's sequences, [M, B, ...].
             early: reduces parts of the gradients as soon as they are whole; None: nothing does.
+            late: gathers the chunks of this stage but the first; None: `weights` have all.
         """
-        made = self._executor.gradients(self._stage_weights(weights), microbatches, early)
+        made = self._executor.gradients(self._stage_weights(weights), microbatches, early, late)
         targets = self._on_last_stage(microbatches["loss_mask"].astype(made.loss.dtype).sum())
         losses = self._by_kind(made.loss)
         return StageGradients(*losses, made.balance, targets, made.weights, made.exchanged)

@@ -15,6 +15,7 @@ ends are gathered once a step under ZeRO 3 too, as are the weights in no layer.
 
 import dataclasses
 import math
+import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -72,10 +73,13 @@ def gather_across_sites(shards: Any, layouts: Any, plan: StepPlan) -> Any:
 
 
 @jax.named_scope("gather_weights")
-def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
+def gather_in_site(
+    shards: Any, layouts: Any, plan: StepPlan, *, beside_compute: bool = False
+) -> Any:
     """Gather inside the site: the second half of `gather_weights`; nothing crosses `dc`.
 
     Some `shards` may be quantized (see `geojax.step.fp8_all_gather`): those travel as they are.
+    With `beside_compute` leaves that can share a message do, on a stream of its own.
     """
 
     def gather(
@@ -85,9 +89,8 @@ def gather_in_site(shards: Any, layouts: Any, plan: StepPlan) -> Any:
             _sent(leaf, layout, plan) for leaf, layout in zip(leaves, leaf_layouts, strict=True)
         ]
         if site_axes is not None:
-            sent = _gather(
-                sent, site_axes, leaf_layouts, [layout.model_shard_shape for layout in leaf_layouts]
-            )
+            shapes = [layout.model_shard_shape for layout in leaf_layouts]
+            sent = _gather(sent, site_axes, leaf_layouts, shapes, beside_compute=beside_compute)
         trimmed = [
             to_varying(
                 leaf[tuple(slice(size) for size in layout.gathered_shape)],
@@ -149,9 +152,16 @@ def _gather(
     axes: tuple[str, ...],
     leaf_layouts: list[LeafLayout],
     shapes: list[tuple[int, ...]],
+    *,
+    beside_compute: bool = False,
 ) -> list[jax.Array]:
     return all_gather(
-        leaves, axes, dims=[shard_dim(layout) for layout in leaf_layouts], shapes=shapes
+        leaves,
+        axes,
+        dims=[shard_dim(layout) for layout in leaf_layouts],
+        shapes=shapes,
+        bucket_bytes=sys.maxsize if beside_compute else None,
+        own_stream=beside_compute,
     )
 
 

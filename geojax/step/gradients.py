@@ -8,7 +8,8 @@ microbatch m-1           with overlap: a layer's gradient is reduced, over the s
 then                     what is not reduced yet is
 
 In a pipeline the executor runs all microbatches, and with overlap a chunk's gradients leave when
-its last backward is done (`geojax.step.early_reduce`).
+its last backward is done (`geojax.step.early_reduce`), and its weights come before its first
+forward (`geojax.step.chunk_gather`).
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ from geojax.models import AnyModel, Batch, Parameters
 from geojax.models.chunk.layer_io import LayerWeights, StackedGradients, layer_slice
 from geojax.models.frozen import trained_part
 from geojax.precision import detach_amax
+from geojax.step.chunk_gather import first_weights
 from geojax.step.early_reduce import EarlyReduce
 from geojax.step.forward_backward import ForwardBackward, Gradients, StageGradients
 from geojax.step.gather import stage_weights, step_weights, without_layers
@@ -91,10 +93,10 @@ def step_gradients(
     run = ForwardBackward(model, plan, dropout_key, gradient_factor)
     weight_layouts, layouts = layouts, trained_part(layouts)
     if plan.staged_layers is not None:
-        weights = stage_weights(shards, weight_layouts, plan, prev_amax)
+        weights, late = first_weights(shards, weight_layouts, plan, prev_amax)
         early = EarlyReduce(layouts, plan, error_feedback, run.stage_parameters)
         staged = run.pipeline_gradients(
-            weights, microbatches, early if plan.overlap_grad_reduce else None
+            weights, microbatches, early if plan.overlap_grad_reduce else None, late
         )
         if plan.overlap_grad_reduce:
             made = early.finish(staged.exchanged, staged.sums)

@@ -13,6 +13,7 @@ from geojax.config.pipeline_settings import PipelineSettings
 from geojax.mesh import AXES
 from geojax.models.parallel.parallelism import Parallelism
 from geojax.pipeline.execution.cliques import cliques_agree
+from geojax.pipeline.execution.late_chunks import ticks_between_chunks
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.precision import Backend, LinearMatmul, LossScaleSettings, Policy
 from geojax.runtime.platform import GPU, platform_of
@@ -112,6 +113,8 @@ class StepPlan:
 
         Buckets and the pipeline may be asked for in other words and become the same.
         """
+        if self.overlap_param_gather != other.overlap_param_gather:
+            return False
 
         def resolved(plan: StepPlan) -> StepPlan:
             layout = plan.layout.model_copy(
@@ -152,6 +155,14 @@ class StepPlan:
         return zero.stage == 3 and zero.reshard_after_forward
 
     @property
+    def overlap_param_gather(self) -> bool:
+        """True if a stage's weights are gathered chunk by chunk, beside the first ticks."""
+        late = self.layout.communication.overlap_param_gather is True
+        if not late or self.tick_program is None or self.tick_program.branch_free:
+            return False
+        return ticks_between_chunks(self.tick_program.ticks) > 0
+
+    @property
     def scans_layers(self) -> bool:
         """True if the step loops over layers; False if its program holds each of them by itself."""
         return self.layout.scan_layers is not False
@@ -175,7 +186,7 @@ class StepPlan:
             options = options | CUSTOM_PRODUCTS_OPTIONS
         if not self.scans_layers and platform_of(self.mesh) is GPU:
             options = options | UNROLLED_OPTIONS
-        if self._has_two_phases_beside_compute:
+        if self._has_site_stream:
             options = options | MULTI_STREAM_OPTIONS
         if self.tick_program is not None and platform_of(self.mesh) is GPU:
             stages = math.prod(self.mesh.shape[axis] for axis in self.stage_axes)
@@ -184,12 +195,15 @@ class StepPlan:
         return options or None
 
     @property
-    def _has_two_phases_beside_compute(self) -> bool:
-        """True if buckets are summed inside and between sites while others go backwards, on GPUs.
+    def _has_site_stream(self) -> bool:
+        """True if collectives in the site, and sums between sites, are beside compute, on GPUs.
 
-        With ZeRO 3 the gathers of the next layers' weights share a group with the in-site phase, so
-        that on streams of their own XLA would let the compute wait for them.
+        They are on streams of their own then. With ZeRO 3 the gathers of the next layers' weights
+        share a group with the in-site phase, so that on streams of their own XLA would let the
+        compute wait for them.
         """
+        if self.overlap_param_gather and platform_of(self.mesh) is GPU:
+            return True
         beside = self.overlap_scatter or not self.staged_layers
         overlaps = self.overlap_grad_reduce and self.layout.zero.stage < 3 and beside
         crosses = self.mesh.shape["dc"] > 1 and bool(self.inter_axes)

@@ -129,6 +129,22 @@ def stage_assignments(model: AnyModel, staged: StagedLayers, axes: Sequence[str]
     return jax.tree_util.tree_map_with_path(assignment, shapes)
 
 
+def gathers_beside_ticks(layout: Layout, platform: Platform) -> bool:
+    """Return True if a stage's weights are gathered chunk by chunk, beside the first ticks.
+
+    Args:
+        layout: of a run.
+        platform: of its devices.
+    """
+    given = layout.communication.overlap_param_gather
+    if layout.pipeline_stages == 1 or layout.dc.join == "islands":
+        return False
+    if given != "auto":
+        return given
+    sharded = layout.zero.stage > 0 and layout.mesh.data * layout.mesh.expert > 1
+    return platform is GPU and sharded and placement_of(layout).chunks_per_stage > 1
+
+
 def has_joint_ticks(layout: Layout, most_layers: int, platform: Platform) -> bool:
     """Return True if a stage's forward and backward of one tick are one branch of the program.
 

@@ -138,6 +138,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "rows": ("", "data", "expert"),
     "remat": ("none", "selective", "full"),
     "overlap": ("", "overlap", "beside ticks"),
+    "gathers": ("", "late"),
     "branches": ("", "branches", "joint"),
     "head": ("", "positions"),
     "hop_ticks": (1, 2, 3),
@@ -198,6 +199,8 @@ class Case:
     overlap: str = ""
     """"overlap": gradients are reduced while other layers or chunks go backwards; "beside ticks":
     those of a pipeline's chunk in the site too, while the chunk behind it crosses."""
+    gathers: str = ""
+    """"late": the weights of a stage's chunks come beside the ticks of the chunks before."""
     branches: str = ""
     """"branches": idle stages of a pipeline in one program do nothing; "joint": and a stage's
     forward and backward of one tick are one branch."""
@@ -265,7 +268,7 @@ class Case:
             return "sites that are stages have a schedule"
         if self.branches or self.layers or self.head or self.hop_ticks > 1:
             return "of pipelines"
-        if self.overlap == "beside ticks":
+        if self.overlap == "beside ticks" or self.gathers:
             return "of pipelines"
         if self.zero == "3 kept" and self.join == "islands":
             return "islands reshard weights after each pass"
@@ -282,6 +285,10 @@ class Case:
         if self.join == "one program":
             if split and self.branches != "branches":
                 return "split backwards take branches, one for each action"
+            if self.gathers and not (self.schedule in ("interleaved", "zbv") and self.branches):
+                return "chunks come late where a stage has several, and branches"
+            if self.gathers and self.zero == "0":
+                return "every rank has whole weights"
             if self.branches and self.schedule == "branch_free":
                 return "with branches it is geopipe"
             if self.context == "ring" and (self.branches or self.layers):
@@ -297,7 +304,7 @@ class Case:
             return "it is an order of ticks"
         if self.branches or self.head or self.hop_ticks > 1:
             return "of one program"
-        if self.overlap or self.zero == "1 across sites":
+        if self.overlap or self.gathers or self.zero == "1 across sites":
             return "of one program"
         if self.layers:
             return "islands have even chunks here"
@@ -451,6 +458,7 @@ class Case:
             "shard_across_sites": self.zero == "1 across sites",
             "overlap_grad_reduce": bool(self.overlap),
             "overlap_scatter": self.overlap == "beside ticks",
+            "overlap_param_gather": bool(self.gathers),
             "bucket_bytes": self.bucket_bytes,
             "scan_layers": not self.loops,
             "wire_format": INT8 if self.precision == "int8" else None,
@@ -520,8 +528,27 @@ class Case:
 MORE = (
     # Stages with several chunks, each of which leaves early.
     Case("gemma", "interleaved", "2 replicas", overlap="overlap"),
-    Case("capacity", "interleaved", "2 replicas", rows="data", overlap="beside ticks"),
     Case("gemma", "zbv", "2 replicas", overlap="overlap", branches="branches"),
+    # Chunks whose weights come late: of a mixture, in FP8, with a split backward.
+    Case(
+        "capacity",
+        "interleaved",
+        "2 replicas",
+        rows="data",
+        overlap="beside ticks",
+        gathers="late",
+        branches="branches",
+    ),
+    Case(
+        "gpt3",
+        "interleaved",
+        "2 replicas",
+        precision="fp8-current",
+        rows="data",
+        gathers="late",
+        branches="joint",
+    ),
+    Case("gemma", "zbv", "2 replicas", rows="data", gathers="late", branches="branches"),
     # Streams in parts: kept or gathered again, with dropout by position.
     Case("gpt3", tensor="chunks", rows="data", accumulation="accumulation"),
     Case("gemma", "interleaved", "2 replicas", tensor="chunks", remat="selective"),

@@ -8,6 +8,7 @@ from jax.sharding import Mesh
 from geojax.config.layout import Layout
 from geojax.config.layout_sections import (
     BatchSettings,
+    CommunicationSettings,
     MeshSettings,
     ParallelismSettings,
     ZeroSettings,
@@ -34,6 +35,7 @@ def step_plan_on(
     reshard_after_forward: bool = True,
     scan_layers: bool = True,
     dc_role: DcRole = "data",
+    overlap_param_gather: bool = False,
     **choices: Any,
 ) -> StepPlan:
     """The plan of a layout on `mesh`; `choices` are other fields of `StepPlan`."""
@@ -53,6 +55,7 @@ def step_plan_on(
         batch=BatchSettings(
             global_batch_size=ranks * microbatches, sequence_length=16, microbatches=microbatches
         ),
+        communication=CommunicationSettings(overlap_param_gather=overlap_param_gather),
         remat=remat,
         scan_layers=scan_layers,
     )

@@ -12,10 +12,12 @@ that are never used. With `joint` a forward and a backward of one stage that do 
 other makes are one branch, in which each computes while the other's messages travel. Buffers begin
 as NaN, so that a value that leaks from a bubble shows.
 
-Where parts of the gradients are to leave early, the loop ends when one is whole on all stages.
+Where the weights of chunks come late, the first ticks are a loop of loops, a chunk to each. Where
+parts of the gradients are to leave early, the loop ends when one is whole on all stages.
 Others run the ticks until the next one is, while it is summed in the site, then between sites.
 """
 
+import copy
 import dataclasses
 import functools
 import itertools
@@ -30,10 +32,13 @@ from jax import lax
 
 from geojax.collectives import after, barrier
 from geojax.collectives.axes import typed_like, vary_over, varying_axes, zero_after, zeros_of
+from geojax.collectives.order import held_until
 from geojax.models.chunk.chunk import Microbatch, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
+from geojax.models.declaration import Parameters
 from geojax.models.frozen import trained_part
 from geojax.pipeline.execution.early_parts import EarlyParts, EarlyReduction
+from geojax.pipeline.execution.late_chunks import LateChunks
 from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
 from geojax.pipeline.execution.ring_pool import RingRows
@@ -92,6 +97,7 @@ class Executor:
         weights: StageWeights,
         microbatches: Microbatch,
         early: EarlyReduction | None = None,
+        late: LateChunks | None = None,
     ) -> PipelineGradients:
         """Compute loss and gradients of all microbatches.
 
@@ -100,8 +106,10 @@ class Executor:
                 ranks see other sequences.
             microbatches: of this rank, each leaf [M, B, ...].
             early: reduces parts of the gradients as soon as they are whole; None: nothing does.
+            late: gathers the chunks of a stage but the first one, which `weights` then lack; None:
+                they have all. The program must have branches.
         """
-        return _Run(self, weights, microbatches).gradients(early)
+        return _Run(self, weights, microbatches).gradients(early, late)
 
     def loss(self, weights: StageWeights, microbatches: Microbatch) -> jax.Array:
         """Sum the losses of all microbatches on the last stage, forwards only; elsewhere 0.
@@ -146,21 +154,63 @@ class _Run:
     def _rows(self) -> RingRows:
         return RingRows.of(self._program, self._layers.pool, self._layers_per_chunk)
 
-    def gradients(self, early: EarlyReduction | None) -> PipelineGradients:
+    def gradients(self, early: EarlyReduction | None, late: LateChunks | None) -> PipelineGradients:
         ticks, state, end = self._stage_ticks(), self._start(), self._program.ticks.ticks
+        run, done = self, 0
+        if late is not None:
+            run, state, done = self._beside_gathers(late, ticks, state)
         exchanged: Mapping[Part, Any] = {}
         if early is None:
-            state = self._run_ticks(ticks, state, 0, end)
+            state = run._run_ticks(ticks, state, done, end)
         else:
-            parts, done = EarlyParts(early, end), 0
+            parts = EarlyParts(early, end)
             for tick in parts.boundaries:
-                state = self._run_ticks(ticks, state, done, tick)
+                state = run._run_ticks(ticks, state, done, tick)
                 state, token = parts.at(tick, state, state.sums, state.loss)
                 state, done = state._replace(loss=token), tick
-            state = self._run_ticks(ticks, state, done, end)
+            state = run._run_ticks(ticks, state, done, end)
             exchanged, state = parts.finish(state)
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums, exchanged)
+
+    def _beside_gathers(
+        self, late: LateChunks, ticks: jax.Array, state: _State
+    ) -> tuple["_Run", _State, int]:
+        """Run the ticks beside which chunks come.
+
+        Returns:
+            The run of the other ticks, with all weights; the state before them, and the first.
+        """
+        (whole,) = self._program.segments
+        others = self._program.ticks.schedule.placement.chunks_per_stage - 1
+        done = others * late.window
+        rows = ticks[:done].reshape(others, late.window, len(whole.pattern), -1)
+
+        def window(
+            carry: tuple[_State, Parameters], rows_and_chunk: tuple[jax.Array, jax.Array]
+        ) -> tuple[tuple[_State, Parameters], None]:
+            (state, layers), (rows, chunk) = carry, rows_and_chunk
+            taken, state = barrier((late.take(chunk), state))
+            gathered = late.gather(taken)
+            # On CPUs the ticks wait for the chunk: all devices have one order.
+            loss = functools.reduce(after, jax.tree.leaves(gathered), state.loss)
+            state, _ = lax.scan(
+                functools.partial(self._with(layers)._pattern, whole.pattern),
+                state._replace(loss=loss),
+                rows,
+            )
+            return (state, late.put(layers, chunk, held_until(gathered, state.loss))), None
+
+        chunks = jnp.arange(1, others + 1)
+        (state, layers), _ = lax.scan(window, (state, self._weights.layers), (rows, chunks))
+        return self._with(layers), state, done
+
+    def _with(self, layers: Parameters) -> "_Run":
+        """Return the same run with other weights of the layers."""
+        run = copy.copy(self)
+        run._weights = self._weights._replace(layers=layers)
+        run._layers = self._layers.with_weights(layers)
+        return run
 
     def _run_ticks(self, ticks: jax.Array, state: _State, first: int, end: int) -> _State:
         """Run the ticks from `first` to before `end`."""

@@ -29,17 +29,13 @@ def ready_parts(table: TickTable) -> dict[Part, int]:
     where that is an action of its own.
     """
     placement, last_kind = table.schedule.placement, table.schedule.kinds[-1]
-    number_of = {
-        chunk: number
-        for stage in range(placement.stages)
-        for number, chunk in enumerate(placement.chunks_of(stage))
-    }
+    number_on_stage = placement.number_on_stage
     ready: dict[Part, int] = {}
     for tick, _, action in table.actions():
         if action.kind is Kind.BACKWARD and action.chunk == placement.chunks - 1:
             ready["head"] = max(ready.get("head", 0), tick)
         if action.kind is last_kind:
-            number = number_of[action.chunk]
+            number = number_on_stage[action.chunk]
             ready[number] = max(ready.get(number, 0), tick)
     early = [part for part, tick in ready.items() if tick < table.ticks - 1]
     return {part: ready[part] for part in sorted(early, key=ready.__getitem__)}

@@ -5,6 +5,7 @@ stores are slots of rings that are updated in place. Chunks may have different n
 their loops then have a length that the stage knows and the program does not.
 """
 
+import copy
 import dataclasses
 import functools
 from typing import Any, TypeVar
@@ -157,6 +158,12 @@ class StageChunks:
             frozenset() if self.stashed is None else self.stashed.split.residuals_read_later,
         )
         """The rings for both."""
+
+    def with_weights(self, layers: Parameters) -> "StageChunks":
+        """Return the same chunks with other weights of the same types."""
+        chunks = copy.copy(self)
+        chunks._weights = layers
+        return chunks
 
     def _count_layers(self, placement: Placement, layers_per_chunk: tuple[int, ...]) -> None:
         assert len(layers_per_chunk) == placement.chunks, "each chunk must have a number of layers"

@@ -165,6 +165,7 @@ class _Builder:
         schedule = ticks.schedule
         self._placement = schedule.placement
         self._stage_of = self._placement.stage_of
+        self._number_on_stage = self._placement.number_on_stage
         self._tick = {action: tick for tick, _, action in ticks.actions()}
         self._kinds = schedule.kinds
         shape = (ticks.ticks, self._placement.stages)
@@ -221,9 +222,8 @@ class _Builder:
 
     def _describe(self, tick: int, stage: int, action: Action) -> None:
         kind, last = action.kind.value, self._placement.chunks - 1
-        local = self._placement.chunks_of(stage).index(action.chunk)
         self._columns[f"{kind}.microbatch"][tick, stage] = action.microbatch
-        self._columns[f"{kind}.chunk"][tick, stage] = local
+        self._columns[f"{kind}.chunk"][tick, stage] = self._number_on_stage[action.chunk]
         self._columns[f"{kind}.first"][tick, stage] = action.chunk == 0
         self._columns[f"{kind}.last"][tick, stage] = action.chunk == last
 

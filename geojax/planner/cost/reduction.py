@@ -26,10 +26,11 @@ from geojax.planner.cost.prediction import Network, Term
 from geojax.planner.cost.update import update_terms
 from geojax.planner.traffic.by_axes import BytesByAxes, add, no_bytes
 from geojax.planner.traffic.gradients import predicted_gradient_bytes
-from geojax.planner.traffic.weights import predicted_weight_bytes
+from geojax.planner.traffic.weights import predicted_stage_bytes, predicted_weight_bytes
 from geojax.precision import policy
+from geojax.runtime.platform import GPU
 from geojax.step.plan import StepPlan
-from geojax.step.stage_layers import StagedLayers
+from geojax.step.stage_layers import StagedLayers, gathers_beside_ticks
 from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
 
@@ -46,6 +47,8 @@ def step_plan(layout: LayoutCandidate, work: ChunkWork) -> StepPlan:
     if staged is not None and layout.mesh.dc > 1 and layout.dc.role == "data":
         ticks = small_program(layout, work.placement, work.chosen_by)
     crosses = layout.mesh.dc > 1 and layout.dc.role == "data"
+    late = gathers_beside_ticks(layout, GPU)
+    layout = layout.changed(communication={"overlap_param_gather": late})
     communication = layout.communication
     return StepPlan(
         mesh=abstract_mesh(layout.mesh_sizes, platform="gpu"),
@@ -110,7 +113,7 @@ class StepWork:
         gradients = no_bytes()
         add(gradients, predicted_gradient_bytes(self.model, layouts, plan), narrower)
         terms = [
-            *self._in_site(plan, weights, gradients, len(jax.tree.leaves(layouts)), sums),
+            *self._in_site(layouts, plan, weights, gradients, sums),
             *update_terms(self.model, self.optimizer, layouts, plan, self.networks),
         ]
         if sums is None:
@@ -131,10 +134,10 @@ class StepWork:
 
     def _in_site(
         self,
+        layouts: Any,
         plan: StepPlan,
         weights: BytesByAxes,
         gradients: BytesByAxes,
-        leaves: int,
         sums: LinkSums | None,
     ) -> Iterator[Term]:
         """Yield the gathers of weights and the reductions of gradients inside a site.
@@ -145,6 +148,8 @@ class StepWork:
         forwards and the last backwards. Overlap leaves one chunk exposed, and any excess over a
         window. What `sums` hide of parts that leave early is not exposed.
         """
+        leaves = len(jax.tree.leaves(layouts))
+        late = self.execution.lock_step and gathers_beside_ticks(self.layout, GPU)
         beside_backward = plan.overlap_grad_reduce and plan.staged_layers is None
         overlaps = {
             "weights": self.execution.overlaps_gather,
@@ -174,11 +179,14 @@ class StepWork:
                 exposed = self._beside_layers(plan, took, gathers=gathers)
             elif overlaps[name]:
                 exposed = self._beside_chunks(took, gathers=gathers)
+            elif gathers and late:
+                of_layers = sum(predicted_stage_bytes(layouts, plan).values())
+                exposed = self._beside_first_ticks(took, float(of_layers), total)
             yield Term(
                 f"{name} in the site",
                 "predicted bytes over the network's bandwidth, and the steps of its rings "
                 f"(geojax.planner.traffic.{name})",
-                took,
+                max(took, exposed),
                 exposed,
                 bytes=total,
                 messages=steps,
@@ -200,6 +208,25 @@ class StepWork:
             return (1 + both) * passes * one - (passes - 1) * hidden
         room = self.times.layer_backward - self.times.layer_forward
         return passes * one - (passes - 1) * min(one, max(0.0, room))
+
+    def _beside_first_ticks(self, took: float, of_layers: float, total: float) -> float:
+        """Return the time of gathers that the ticks before a chunk's first do not hide.
+
+        A chunk that comes late is copied to its place once.
+
+        Args:
+            took: seconds of all gathers.
+            of_layers: bytes of those of layers.
+            total: bytes of all.
+        """
+        others = len(self.work.placement.chunks_of(0)) - 1
+        late = of_layers * others / (others + 1)
+        site = self.networks.site
+        rate = site.accelerator.memory_bytes_per_second or math.inf
+        copies = 2 * late / (rate * self.networks.calibration.memory(site.accelerator))
+        hidden = took * late / total / others
+        window = max(self.work.layers) * self.work.placement.stages * self.times.layer_forward
+        return took - others * min(hidden, window) + copies
 
     def _beside_chunks(self, took: float, *, gathers: bool) -> float:
         """Return the time of a collective a chunk that other chunks' microbatches do not hide."""

@@ -23,6 +23,7 @@ from geojax.runtime.platform import GPU, Platform, platform_of
 from geojax.step.config_plan import plan_of_layout
 from geojax.step.plan import StepPlan
 from geojax.step.resolved import with_layers
+from geojax.step.stage_layers import gathers_beside_ticks
 
 MOST_UNROLLED_LAYERS = 64
 """Layers above which a program loops over them: each takes 2 to 3 s to compile."""
@@ -44,7 +45,9 @@ def resolved_plan(config: RunConfig, mesh: Mesh) -> StepPlan:
     plan = with_buckets(config, within_memory(config, plan))
     layout = settled_layout(plan)
     scans = scans_layers(layout, config.model, platform_of(mesh))
-    return dataclasses.replace(plan, layout=layout.changed(scan_layers=scans))
+    late = gathers_beside_ticks(layout, platform_of(mesh))
+    layout = layout.changed(scan_layers=scans, communication={"overlap_param_gather": late})
+    return dataclasses.replace(plan, layout=layout)
 
 
 def chunks_of_run(config: RunConfig, platform: Platform) -> int:

@@ -132,6 +132,7 @@ def _settled(layout: Layout, bucket_layers: int) -> Layout:
         "overlap_grad_reduce": False,
         "bucket_layers": bucket_layers,
         "overlap_scatter": False,
+        "overlap_param_gather": False,
     }
     given = {name: getattr(layout.communication, name) for name in chosen}
     buckets = {name: chosen[name] if value == "auto" else value for name, value in given.items()}

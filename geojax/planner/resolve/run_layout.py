@@ -13,7 +13,7 @@ from geojax.step.plan import StepPlan
 def planned_layout(config: RunConfig, plan: StepPlan) -> LayoutCandidate:
     """Return the layout of `config` with the layers and buckets that its step `plan` has."""
     layers = plan.staged_layers.layers_per_chunk if plan.staged_layers else None
-    buckets = {name: getattr(plan, name) for name in CHOSEN}
+    buckets = {name: getattr(plan, name) for name in (*CHOSEN, "overlap_param_gather")}
     return LayoutCandidate.of(config).changed(
         pipeline={"layers": layers, "head": plan.layout.pipeline.head},
         communication=buckets,

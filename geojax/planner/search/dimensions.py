@@ -98,6 +98,11 @@ DIMENSIONS = (
         ),
     ),
     Dimension(
+        "gathers beside compute",
+        ("communication.overlap_param_gather",),
+        _always("where there are several chunks, as a run does"),
+    ),
+    Dimension(
         "compression",
         ("communication.gradient_compression",),
         _between_sites(_if_several("compressions", _NUMERICS)),

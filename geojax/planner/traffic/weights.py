@@ -35,8 +35,8 @@ def predicted_weight_bytes(model: AnyModel, layouts: Any, plan: StepPlan) -> Byt
     for name, tree in layouts.items():
         if name != "layers":
             add(sent, _gather(tree, plan, follow=False))
-    if plan.staged_layers is not None:  # a stage's, all at once
-        add(sent, _gather(layouts["layers"], plan, follow=True))
+    if plan.staged_layers is not None:
+        add(sent, predicted_stage_bytes(layouts, plan))
         return sent
     passes = plan.layout.batch.microbatches * (2 if plan.layout.zero.reshard_after_forward else 1)
     for count, follow, span in following_spans(model, layouts, plan):
@@ -44,6 +44,11 @@ def predicted_weight_bytes(model: AnyModel, layouts: Any, plan: StepPlan) -> Byt
         times = Fraction(1 + passes * count, count) if by_layer else 1
         add(sent, _gather(span, plan, follow=follow), times)
     return sent
+
+
+def predicted_stage_bytes(layouts: Any, plan: StepPlan) -> BytesByAxes:
+    """Predict what a device sends in one step to gather the layers of a stage inside its site."""
+    return _gather(layouts["layers"], plan, follow=True)
 
 
 def following_spans(

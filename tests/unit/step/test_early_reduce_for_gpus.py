@@ -1,4 +1,8 @@
-"""Compiled ahead of time for H100s, a chunk's gradients cross while other chunks go backwards."""
+"""Compiled ahead of time for H100s: messages of a stage's chunks beside the passes of others.
+
+A chunk's gradients cross while other chunks go backwards, and its weights come while others go
+forwards.
+"""
 
 import pytest
 from support.h100 import h100_devices, needs_cuda
@@ -23,8 +27,8 @@ STAGES, CHUNKS, MICROBATCHES, SEQUENCE = 2, 3, 4, 4096
 
 
 @needs_cuda
-@pytest.mark.parametrize("overlap_scatter", [False, True])
-def test_the_parts_are_in_flight_beside_the_ticks_that_remain(overlap_scatter, tmp_path):
+@pytest.mark.parametrize("in_site", [False, True], ids=["between sites", "in the site too"])
+def test_the_parts_are_in_flight_beside_ticks(in_site, tmp_path):
     model = ModelConfig.load("llama3-8b").model_copy(
         update={"num_hidden_layers": STAGES * CHUNKS, "vocab_size": 65536}
     )
@@ -43,7 +47,8 @@ def test_the_parts_are_in_flight_beside_the_ticks_that_remain(overlap_scatter, t
         sequence_parallel=True,
         wire_format=BFLOAT16,
         overlap_grad_reduce=True,
-        overlap_scatter=overlap_scatter,
+        overlap_scatter=in_site,
+        overlap_param_gather=in_site,
         staged_layers=StagedLayers(placement, (1,) * placement.chunks),
         tick_program=TickProgram.of(table, branch_free=False),
     )
@@ -65,19 +70,29 @@ def test_the_parts_are_in_flight_beside_the_ticks_that_remain(overlap_scatter, t
 
     early, scattered = beside_products("dc"), beside_products("data")
     # The head, and every chunk but the first; the last of them crosses behind the ticks.
-    assert len(early) == CHUNKS - overlap_scatter
+    assert len(early) == CHUNKS - in_site
     kinds = [each.collective.kind for each in scattered if not each.collective.in_loop]
-    assert kinds.count("reduce-scatter") >= (CHUNKS - 1) * overlap_scatter
-    assert overlap_scatter or not kinds
+    assert kinds.count("reduce-scatter") >= (CHUNKS - 1) * in_site
+    assert in_site or not kinds
+    gathers = [
+        each
+        for each in scattered
+        if each.collective.kind == "all-gather" and each.collective.in_loop
+    ]
+    assert len(gathers) == in_site  # one message, in the loop over chunks
     assert {flight.collective.kind for flight in early} == {"all-gather"}
     assert min(flight.collective.payload_bytes for flight in early) > 2**25
     launches = read_launches(tmp_path)
     starts = {flight.start for flight in early}
-    link = {launch.stream for launch in launches if launch.instruction in starts}
-    assert len(link) == 1
-    assert None not in link
+    late = {flight.start for flight in gathers}
+    link, site = (
+        {launch.stream for launch in launches if launch.instruction in own}
+        for own in (starts, late)
+    )
+    assert (len(link), len(site)) == (1, in_site)
+    assert None not in link | site
     # Inside a loop nothing waits on the stream of the message that is under way beside it.
     looped = {flight.start for flight in flights(program, mesh) if flight.collective.in_loop}
-    others = {launch.stream for launch in launches if launch.instruction in looped}
-    assert looped
-    assert not link & others
+    others = {launch.stream for launch in launches if launch.instruction in looped - late}
+    assert others
+    assert not (link | site) & others

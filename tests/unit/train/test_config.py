@@ -76,6 +76,18 @@ SOURCES = "--data.sources=[{name: wiki, prepared: data/wiki}]"
         (("--mesh.data", "16"), "; 16 would"),
         (("--batch.microbatches", "3"), "microbatches=3 = 3; 6 or 9 would"),
         (("--mesh.stage", "2", "--zero.stage", "2"), "zero.stage=2 requires one pipeline stage"),
+        (
+            ("--communication.overlap_param_gather", "true"),
+            "overlap_param_gather requires pipeline stages of one program",
+        ),
+        (
+            (
+                *("--communication.overlap_param_gather=true", "--mesh.stage=2"),
+                *("--pipeline.schedule=interleaved", "--pipeline.virtual_stages=2"),
+                *("--batch.microbatches=4", "--zero.stage=0"),
+            ),
+            "overlap_param_gather requires zero.stage=1",
+        ),
         (("--pipeline.head", "positions"), "pipeline.head=positions requires mesh.stage of 2"),
         (
             ("--mesh.dc=2", "--dc.role=stage", "--communication.overlap_grad_reduce=true"),

@@ -101,6 +101,21 @@ def test_a_step_is_the_sum_of_its_terms(layout):
     assert made.not_modelled
 
 
+def test_the_weights_of_chunks_that_come_late_are_hidden():
+    layout = LAYOUTS["data in a pipeline"]
+    made = [
+        step(layout.changed(communication={"overlap_param_gather": late}))
+        for late in (False, True, "auto")
+    ]
+    at_once, late, auto = (
+        next(term for term in each.terms if term.name == "weights in the site") for each in made
+    )
+    assert late == auto
+    assert at_once.exposed_seconds == at_once.seconds == late.seconds
+    assert late.bytes == at_once.bytes
+    assert late.exposed_seconds < 0.65 * late.seconds
+
+
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_a_better_link_is_never_slower(layout):
     near, far = (step(layout, two_sites(trip=trip)).step_seconds for trip in ("1ms", "80ms"))
