@@ -113,9 +113,9 @@ class HealthKeeper:
         )
 
 
-def keep_health(keeper: HealthKeeper) -> list[int]:
+def keep_health(keeper: HealthKeeper, now: float) -> list[int]:
     """Read all heartbeats, publish the report on them; return the processes silent for too long."""
-    silent = keeper.take_in(read_heartbeats(), time.monotonic())
+    silent = keeper.take_in(read_heartbeats(), now)
     publish("health", json.dumps(keeper.report()))
     return silent
 

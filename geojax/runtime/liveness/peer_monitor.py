@@ -8,7 +8,7 @@ From the moment when all processes have connected to the key-value store, which 
 thread of each sends its heartbeat. Process 0 looks for those that stop; the others read whether the
 job was aborted, and notice when the store no longer answers. When process 0 dies its connections
 break, and JAX's client of the store wants to abort; it is delayed for as long as it takes to print
-one line.
+one line. Time in which this process stood still does not count.
 """
 
 import contextlib
@@ -33,6 +33,7 @@ from geojax.runtime.liveness.abort_notice import (
     publish_abort_notice,
     read_abort_notice,
 )
+from geojax.runtime.liveness.awake_clock import AwakeClock
 from geojax.runtime.liveness.heartbeat import INTERVAL_SECONDS, send_heartbeat
 from geojax.runtime.liveness.lost_contact import HAND_OVER_SECONDS, reporting_lost_contact
 from geojax.runtime.liveness.uncaught import before_abort
@@ -126,8 +127,10 @@ class _PeerMonitor:
     def __init__(self, timeout_seconds: float):
         self.timeout_seconds = timeout_seconds
         self.interval_seconds = min(INTERVAL_SECONDS, timeout_seconds / _HEARTBEATS_PER_TIMEOUT)
-        self.latest_answer = time.monotonic()
-        """Time of the store's latest answer."""
+        # A heartbeat of another process comes within the half that is left.
+        self.clock = AwakeClock(timeout_seconds / 2)
+        self.latest_answer = self.clock.seconds()
+        """Time of the store's latest answer, by the clock."""
 
     def start_thread(self, target: Callable[[], None]) -> None:
         thread = threading.Thread(target=target, name=f"geojax {target.__name__}", daemon=True)
@@ -148,7 +151,7 @@ class _PeerMonitor:
                     _end_without([0], f"{_COORDINATOR} does not answer ({first_line(error)})")
                 time.sleep(self.interval_seconds)  # `keep_health` judges
                 continue
-            self.latest_answer = time.monotonic()
+            self.latest_answer = self.clock.seconds()
             if _stopped.is_set():
                 return
             if notice is not None and notice.process != own:
@@ -162,25 +165,25 @@ class _PeerMonitor:
     def keep_health(self) -> None:
         """Report on the heartbeats of all, in process 0, and end it when one stays away."""
         _, count = process_index_and_count()
-        keeper = health.HealthKeeper(count, self.timeout_seconds, time.monotonic())
+        keeper = health.HealthKeeper(count, self.timeout_seconds, self.clock.seconds())
         pause = min(health.INTERVAL_SECONDS, self.interval_seconds)
-        latest = time.monotonic()
+        latest = self.clock.seconds()
         while not _stopped.wait(pause):
             try:
-                silent = health.keep_health(keeper)
+                silent = health.keep_health(keeper, self.clock.seconds())
             except Exception as error:
                 # At the end of a program that does not call `finish` the store is gone as well.
-                if time.monotonic() - latest > self.timeout_seconds:
+                if self.clock.seconds() - latest > self.timeout_seconds:
                     _end_without_store(error)
                 continue
-            latest = time.monotonic()
+            latest = self.clock.seconds()
             if silent and not _stopped.is_set():
                 _end_without(silent, f" sent no heartbeat for {self.timeout_seconds:g} seconds")
 
     def check_coordinator(self) -> None:
         """End the process when the store has not answered for too long."""
         while not _stopped.wait(self.interval_seconds):
-            if time.monotonic() - self.latest_answer > self.timeout_seconds:
+            if self.clock.seconds() - self.latest_answer > self.timeout_seconds:
                 _end_without(
                     [0], f"{_COORDINATOR} did not answer for {self.timeout_seconds:g} seconds"
                 )

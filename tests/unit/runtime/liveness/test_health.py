@@ -3,7 +3,6 @@
 import collections
 import json
 import math
-import time
 
 import jax
 import pytest
@@ -120,7 +119,7 @@ def test_watching_costs_one_write_and_one_read_a_process(job):
     assert job.store.calls == {"set": PROCESSES, "get": PROCESSES}
     assert job.store.entries_read == 0
     job.own = 0
-    keep_health(HealthKeeper(PROCESSES, 40.0, time.monotonic()))
+    keep_health(HealthKeeper(PROCESSES, 40.0, now=0.0), now=0.0)
     assert job.store.calls["folder"] == 1
     assert job.store.entries_read == PROCESSES, "only process 0 may read the heartbeats of all"
 
