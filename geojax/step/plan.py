@@ -186,7 +186,7 @@ class StepPlan:
             options = options | CUSTOM_PRODUCTS_OPTIONS
         if not self.scans_layers and platform_of(self.mesh) is GPU:
             options = options | UNROLLED_OPTIONS
-        if self._has_site_stream:
+        if self._has_two_phases_beside_compute:
             options = options | MULTI_STREAM_OPTIONS
         if self.tick_program is not None and platform_of(self.mesh) is GPU:
             stages = math.prod(self.mesh.shape[axis] for axis in self.stage_axes)
@@ -195,15 +195,13 @@ class StepPlan:
         return options or None
 
     @property
-    def _has_site_stream(self) -> bool:
-        """True if collectives in the site, and sums between sites, are beside compute, on GPUs.
+    def _has_two_phases_beside_compute(self) -> bool:
+        """True if buckets are summed inside and between sites while others go backwards, on GPUs.
 
-        They are on streams of their own then. With ZeRO 3 the gathers of the next layers' weights
-        share a group with the in-site phase, so that on streams of their own XLA would let the
-        compute wait for them.
+        With ZeRO 3 the gathers of the next layers' weights share a group with the in-site phase, so
+        that on streams of their own XLA would let the compute wait for them. A pipeline's gathers
+        of weights have a stream without it.
         """
-        if self.overlap_param_gather and platform_of(self.mesh) is GPU:
-            return True
         beside = self.overlap_scatter or not self.staged_layers
         overlaps = self.overlap_grad_reduce and self.layout.zero.stage < 3 and beside
         crosses = self.mesh.shape["dc"] > 1 and bool(self.inter_axes)
