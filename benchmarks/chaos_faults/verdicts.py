@@ -10,7 +10,7 @@ from chaos_faults.sightings import EventSeen, StepSeen
 
 DEATH_SECONDS, NEXT_STEP_SECONDS, REJOIN_SECONDS = 1.0, 2.0, 60.0
 SLACK_SECONDS = 1.5
-"""A site sends a sign of life each second, and looks at others between two actions."""
+"""A site sends signs of life at least each second, and looks at others between two actions."""
 LONGEST_GAP = 2.0
 """Time between two steps of a survivor, in medians of its steps without the lost site."""
 STEPS_OF_SAVE = 5

@@ -41,11 +41,19 @@ _HEARTBEAT, _FINISHED, _FAILED = 0, 1, 2
 _FIGURES, _NOTE = 3, 4
 """Frames before the number of bytes of figures or a note, and these in whole frames."""
 HEARTBEAT_SECONDS = 1.0
-"""Time from one heartbeat to the next."""
+"""Longest time from one heartbeat to the next."""
+_HEARTBEATS = 32
+"""Heartbeats in the time after which a silent peer counts as lost, at least: a link that was cut
+for nine tenths of that time is heard again before it is over."""
 _ANSWER_SECONDS = 3.0
 """Time without an answer after which the connection is opened anew, and that of an attempt."""
 _PAUSE_SECONDS = 0.3
 """Between two attempts, where one fails at once."""
+
+
+def heartbeat_seconds(silence_seconds: float) -> float:
+    """Return the time from one heartbeat to the next, for a peer that may be silent for so long."""
+    return min(HEARTBEAT_SECONDS, silence_seconds / _HEARTBEATS)
 
 
 class ControlConnection:
@@ -238,7 +246,7 @@ class ControlConnection:
             if hurry or now >= due:
                 frames.append(_HEARTBEAT)
                 heartbeats.append(now)
-                due = now + HEARTBEAT_SECONDS
+                due = now + heartbeat_seconds(self._route.silence_seconds)
             if frames or figures is not None:
                 pieces = [_packed(frame) for frame in frames]
                 if figures is not None:
