@@ -8,11 +8,16 @@ import geojax
 from geojax.cli.escaping import escaped
 from geojax.cli.plan_options import PlanCommand
 from geojax.errors import UserError
+from geojax.suggestions import shortened
+
+_LONGEST_WORD = 200
+"""Letters of an option that the first line shows."""
 
 
 def announce(command: PlanCommand, overrides: Sequence[str]) -> None:
     """Print the first line of the page, before JAX is imported."""
-    asked = escaped(" ".join([str(command.config), *overrides]))
+    words = [str(command.config), *(shortened(each, _LONGEST_WORD) for each in overrides)]
+    asked = escaped(" ".join(words))
     print(f"geojax {geojax.__version__}: plan of {asked}", flush=True)
 
 
