@@ -32,7 +32,6 @@ from geojax.step.gather import (
     gather_weights,
     scales_are_sent,
     shards_to_gather,
-    stage_weights,
     without_layers,
 )
 from geojax.step.plan import StepPlan
@@ -132,16 +131,14 @@ class ChunkGather:
 
 def first_weights(
     shards: Parameters, layouts: Parameters, plan: StepPlan, prev_amax: Any
-) -> tuple[Parameters, ChunkGather | None]:
+) -> tuple[Parameters, ChunkGather]:
     """Gather the weights that the first ticks of a pipeline read.
 
     Arguments are those of `geojax.step.gather.step_weights`.
 
     Returns:
-        The weights of the stage, and what gathers the others; None: these are all.
+        The weights of the stage, and what gathers the others.
     """
-    if not plan.overlap_param_gather:
-        return stage_weights(shards, layouts, plan, prev_amax), None
     of_layers = layouts["layers"]
     own = gather_across_sites(shards["layers"], of_layers, plan)
     sent = shards_to_gather(own, of_layers, plan, prev_amax, quantized=True)

@@ -93,7 +93,11 @@ def step_gradients(
     run = ForwardBackward(model, plan, dropout_key, gradient_factor)
     weight_layouts, layouts = layouts, trained_part(layouts)
     if plan.staged_layers is not None:
-        weights, late = first_weights(shards, weight_layouts, plan, prev_amax)
+        late = None
+        if plan.overlap_param_gather:
+            weights, late = first_weights(shards, weight_layouts, plan, prev_amax)
+        else:
+            weights = stage_weights(shards, weight_layouts, plan, prev_amax)
         early = EarlyReduce(layouts, plan, error_feedback, run.stage_parameters)
         staged = run.pipeline_gradients(
             weights, microbatches, early if plan.overlap_grad_reduce else None, late
