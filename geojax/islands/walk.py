@@ -403,7 +403,7 @@ class _Step(_Pass):
         return self._applied
 
     def _do(self, action: SiteAction) -> None:
-        # A device takes some 32 programs in advance: the host stands still in a long step.
+        # Between two messages of a long step the host waits for the device alone.
         self._transport.check()
         match action:
             case Action() if self._share_of(action) in self._reduced_before:

@@ -58,7 +58,7 @@ class ChunkGather:
     def before_ticks(self) -> Parameters:
         """Gather what the first ticks read: of the leaves that come later the first chunk alone."""
         early = [number for number in range(len(self._leaves)) if number not in self._late]
-        made = dict(zip(early, self._gathered(self._leaves, early), strict=True))
+        made = dict(zip(early, self._gathered(early), strict=True))
         first = self.gather(self.take(jnp.int32(0)))
         for number, leaf in zip(self._late, first, strict=True):
             whole = jax.eval_shape(functools.partial(_repeated, count=self._chunks), leaf)
@@ -114,8 +114,10 @@ class ChunkGather:
         made: Parameters = jax.tree.unflatten(structure, leaves)
         return made
 
-    def _gathered(self, leaves: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
-        own, layouts = [leaves[each] for each in numbers], [self._layouts[each] for each in numbers]
+    def _gathered(self, numbers: Sequence[int]) -> list[Any]:
+        """Gather leaves by their numbers, of all layers."""
+        own = [self._leaves[each] for each in numbers]
+        layouts = [self._layouts[each] for each in numbers]
         made: list[Any] = gather_in_site(own, layouts, self.plan)
         return made
 
