@@ -102,8 +102,14 @@ def told_apart(x: jax.Array, count: int) -> list[jax.Array]:
 def token_of(tree: Any) -> jax.Array:
     """Return a number that is known only when all arrays of `tree` are."""
     leaves = [leaf for leaf in jax.tree.leaves(tree) if leaf.size]
-    numbers = [leaf.ravel()[0].astype(jnp.float32) for leaf in leaves]
-    return functools.reduce(jnp.add, numbers)
+    return functools.reduce(jnp.add, map(_number, leaves))
+
+
+def _number(leaf: jax.Array) -> jax.Array:
+    number = leaf.ravel()[0].astype(jnp.float32)
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
+        number = jnp.log(number)  # XLA knows that an integer is never NaN
+    return number
 
 
 def barrier(tree: Tree) -> Tree:

@@ -1,7 +1,7 @@
 """Parts of a pipeline's gradients that travel beside ticks, in one trace of the program.
 
-A part that is whole is summed in the site, and crosses to the other sites after the part before it
-has arrived: two sums over the sites do not travel at once. The stages wait for the sum in the site,
+A part that is whole is summed in the site when the part before it has arrived, and crosses to the
+other sites: two sums over the sites do not travel at once. The stages wait for the sum in the site,
 or it is beside the ticks that follow, and the part crosses when the next one is whole:
 
     ticks               | chunk 3 is whole | chunk 2 is whole | chunk 1 is whole
@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeVar
 
 import jax
 
-from geojax.collectives import after, barrier
+from geojax.collectives import after, barrier, token_of
+from geojax.collectives.order import held_until
 from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.execution.stage_weights import StageWeights
 
@@ -81,6 +82,10 @@ class EarlyParts:
             `state`, and the token of the ticks that follow.
         """
         whole = [part for part, at in self._whole.items() if at == tick]
+        if self._exchanged and not self._early.overlaps_scatter:
+            # XLA for GPUs would send a part behind the ticks: it takes the next part's sum in the
+            # site, of far more bytes, for long enough to hide what crosses a slow link.
+            sums = held_until(sums, token_of((list(self._exchanged.values())[-1], token)))
         taken = {part: self._early.take(part, after(sums, token)) for part in whole}
         sent = []
         for part in [part for part, at in self._crosses.items() if at == tick]:
