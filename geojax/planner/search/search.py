@@ -118,7 +118,8 @@ def search(
     while remaining and remaining[0][0] < table.slowest:
         bound, layout = remaining.popleft()
         way = layout.dc.role, layout.dc.join
-        if simulated.total() >= MOST_SIMULATED and simulated[way] >= LEAST_OF_ROLE:
+        enough = simulated.total() >= MOST_SIMULATED and simulated[way] >= LEAST_OF_ROLE
+        if enough and _pairs(layout):
             left_out.append(bound)
             continue
         timed += 1

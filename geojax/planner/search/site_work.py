@@ -3,6 +3,7 @@
 import dataclasses
 
 from geojax.errors import UserError
+from geojax.pipeline.registry import schedule_entry
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.chunks import SitePieces, site_pieces
 from geojax.planner.cost.execution import GEOJAX
@@ -38,7 +39,8 @@ class SiteWork:
 class SiteWorks:
     """The work in each site for all layouts of a request, by the cost model.
 
-    Layouts that differ in data-parallel ranks, stages or schedule alone share it.
+    Layouts that differ in data-parallel ranks, stages or schedule alone share it, unless one of two
+    splits backwards.
     """
 
     def __init__(self, request: PlanRequest, calibration: Calibration):
@@ -62,6 +64,7 @@ class SiteWorks:
             layout.precision,
             layout.remat,
             self._joint_share(layout),
+            layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward,
         )
         if key not in self._known:
             self._known[key] = self._timed(layout)
