@@ -305,6 +305,28 @@ class TickTable:
         """True if no microbatch goes forwards and backwards through the last chunk in one tick."""
         return bool((self.last_chunk_ticks[:, 0] < self.last_chunk_ticks[:, 1]).all())
 
+    def full_runs(self, *, shares_head: bool) -> tuple[tuple[int, int], ...]:
+        """Return the longest runs of ticks in which no stage is idle.
+
+        In one of them every stage has a forward and a backward that does not read what the forward
+        makes. If stages share a head, it may not lie between the two. In the other one all have a
+        backward alone.
+
+        Returns:
+            Of each run the first tick, and the one behind the last; none that is empty.
+        """
+        passes = np.zeros((self.ticks, len(self.starts), len(KIND_RANK)), bool)
+        passes[tuple(self.by_tick.T[:3])] = True
+        forwards = passes[..., KIND_RANK[Kind.FORWARD]]
+        backwards = passes[..., KIND_RANK[Kind.BACKWARD]]
+        both = forwards.all(axis=1) & backwards.all(axis=1)
+        made, read = self.last_chunk_ticks.T
+        both[read[made == read]] = False
+        if shares_head and not self.turns_later:
+            both[read] = False
+        alone = backwards.all(axis=1) & ~forwards.any(axis=1)
+        return tuple(filter(None, map(_longest_run, (both, alone))))
+
     @functools.cached_property
     def by_tick(self) -> np.ndarray:
         """[actions, 4]: tick, stage, rank of the kind and chunk of every action, tick by tick.
@@ -325,3 +347,12 @@ class TickTable:
         ):
             for action, tick in zip(order, starts, strict=True):
                 yield tick, stage, action
+
+
+def _longest_run(flags: np.ndarray) -> tuple[int, int] | None:
+    """Return where the longest run of true values begins and ends; None: none is true."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(int), [0])))).reshape(-1, 2)
+    if not len(edges):
+        return None
+    first, end = edges[np.argmax(edges[:, 1] - edges[:, 0])].tolist()
+    return first, end

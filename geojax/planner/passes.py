@@ -5,30 +5,23 @@ from geojax.pipeline.schedule import Kind
 from geojax.step.plan import StepPlan
 
 
-def passes_of(plan: StepPlan) -> int:
-    """Count the forward (and as many backward) passes of a step.
+def passes_of(plan: StepPlan, kind: Kind) -> int:
+    """Count the passes of one kind, forwards or backwards, of a step.
 
-    There is one a microbatch; in a pipeline one a tick of the loops that hold a forward.
+    There is one a microbatch; in a pipeline one a tick of the loops that hold it.
     """
     if plan.tick_program is None:
         return plan.layout.batch.microbatches
-    counts = {
-        kind: sum(
-            kind in form.kinds
-            for segment in plan.tick_program.segments
-            for _, form in segment.ticks()
-        )
-        for kind in (Kind.FORWARD, Kind.BACKWARD)
-    }
-    assert len(set(counts.values())) == 1, "as many ticks must hold a backward as a forward"
-    return counts[Kind.FORWARD]
+    return sum(
+        kind in form.kinds for segment in plan.tick_program.segments for _, form in segment.ticks()
+    )
 
 
 def heads_of(plan: StepPlan) -> int:
     """Count the heads of a step in its program: one a pass, or of those that stages share."""
     program = plan.tick_program
     if program is None or not program.shares_head:
-        return passes_of(plan)
+        return passes_of(plan, Kind.BACKWARD)
     return sum(form.head for segment in program.segments for _, form in segment.ticks())
 
 

@@ -15,8 +15,9 @@ from fractions import Fraction
 import jax
 
 from geojax.hlo import Collective, Traffic
-from geojax.pipeline.execution.tick_program import TickProgram
-from geojax.planner.passes import longest_loop, passes_of
+from geojax.pipeline.execution.tick_program import FULL_TICKS, NOTHING, SCOPE_OF, TickProgram
+from geojax.pipeline.schedule import Kind
+from geojax.planner.passes import longest_loop
 from geojax.planner.program_traffic import program_traffic
 from geojax.planner.traffic.by_axes import Axes
 from geojax.step.plan import StepPlan
@@ -48,29 +49,36 @@ def stage_bytes(traffic: Traffic, plan: StepPlan) -> tuple[dict[Axes, Fraction],
     def of_stage(stage: int) -> dict[Axes, Fraction]:
         sent: dict[Axes, Fraction] = {}
         for each in traffic.collectives:
-            share = _share(each, stage, program, passes_of(plan))
+            share = _share(each, stage, program)
             sent[each.axes] = sent.get(each.axes, Fraction(0)) + share * each.bytes_sent
         return {axes: count for axes, count in sent.items() if count}
 
     return tuple(map(of_stage, range(program.ticks.schedule.placement.stages)))
 
 
-def _share(collective: Collective, stage: int, program: TickProgram, passes: int) -> Fraction:
+def _share(collective: Collective, stage: int, program: TickProgram) -> Fraction:
     """Return the part of a collective's executions that `stage` runs."""
-    schedule = program.ticks.schedule
-    before_layers, _ = _scopes(collective)
-    branches = before_layers.count("cond")
-    of_ticks = 0 if program.branch_free else 1
-    if program.shares_head and "head" in before_layers and branches:
-        return Fraction(schedule.microbatches, passes)
-    if branches > of_ticks:
-        chunk = schedule.placement.chunks - 1 if "head" in before_layers else 0
-        runs = schedule.placement.stage_of[chunk] == stage
-        return Fraction(schedule.microbatches * runs, passes)
-    if branches == 0:
+    scopes, _ = _scopes(collective)
+    if "cond" not in scopes:
         return Fraction(1)
-    chunks = len(schedule.placement.chunks_of(stage))
-    return Fraction(schedule.microbatches * chunks, passes)
+    schedule, columns = program.ticks.schedule, program.columns
+    kind = next((each for each in schedule.kinds if SCOPE_OF[each] in scopes), Kind.BACKWARD)
+    is_head, full = "head" in scopes, FULL_TICKS in scopes
+    runs = columns[f"{kind.value}.microbatch"][:, stage] != NOTHING
+    if is_head and program.shares_head:
+        runs = columns["head.microbatch"][:, stage] != NOTHING
+    elif is_head:
+        runs = columns[f"{kind.value}.last"][:, stage] == 1
+    elif "embedding" in scopes:
+        runs = columns[f"{kind.value}.first"][:, stage] == 1
+    held = [
+        tick
+        for segment in program.segments
+        for tick, form in segment.ticks()
+        if form.full == full
+        and (form.head if is_head and program.shares_head else kind in form.kinds)
+    ]
+    return Fraction(int(runs[held].sum()), len(held))
 
 
 def _scopes(collective: Collective) -> tuple[list[str], list[str]]:

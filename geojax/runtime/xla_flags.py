@@ -80,6 +80,15 @@ MULTI_STREAM_OPTIONS: dict[str, str | bool] = {
 """Compiler options of one program for GPUs that reduces gradients inside and between sites while
 its backward pass runs."""
 
+JOINT_TICKS_OPTIONS: dict[str, str | bool] = {
+    # XLA otherwise times each message by its bytes, as if none waited for another on their stream,
+    # and awaits one that it starts behind two others. Nine of the ten messages over `tensor` of a
+    # tick are beside products without; with it six are (340B on 2 x 1,536 H100s, JAX 0.12.0.1).
+    "xla_gpu_enable_analytical_sol_latency_estimator": False,
+}
+"""Compiler options of one program for GPUs whose ticks have a forward and a backward in one branch
+(`geojax.pipeline.execution.tick_program`)."""
+
 UNROLLED_OPTIONS: dict[str, str | bool] = {
     # XLA's own choice, and branches and loops. A branch is then chosen on the GPU: otherwise the
     # host waits for attention's choice of a kernel in each layer, which took 5 ms of a step of

@@ -20,6 +20,7 @@ from geojax.runtime.platform import GPU, platform_of
 from geojax.runtime.xla_flags import (
     CUSTOM_PRODUCTS_OPTIONS,
     FP8_OPTIONS,
+    JOINT_TICKS_OPTIONS,
     MULTI_STREAM_OPTIONS,
     ONE_CLIQUE_OPTIONS,
     UNROLLED_OPTIONS,
@@ -192,6 +193,8 @@ class StepPlan:
             stages = math.prod(self.mesh.shape[axis] for axis in self.stage_axes)
             if not cliques_agree(self.tick_program.channels, stages):
                 options = options | ONE_CLIQUE_OPTIONS
+            if self.tick_program.joint:
+                options = options | JOINT_TICKS_OPTIONS
         return options or None
 
     @property

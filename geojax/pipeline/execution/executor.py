@@ -17,6 +17,7 @@ parts of the gradients are to leave early, the loop ends when one is whole on al
 Others run the ticks until the next one is, while it is summed in the site, then between sites.
 """
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -45,7 +46,13 @@ from geojax.pipeline.execution.ring_pool import RingRows
 from geojax.pipeline.execution.shared_head import SharedHead
 from geojax.pipeline.execution.stage_chunks import Rings, StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
-from geojax.pipeline.execution.tick_program import NOTHING, TickForm, TickProgram
+from geojax.pipeline.execution.tick_program import (
+    FULL_TICKS,
+    NOTHING,
+    SCOPE_OF,
+    TickForm,
+    TickProgram,
+)
 from geojax.pipeline.schedule import Kind
 
 Tree = TypeVar("Tree")
@@ -181,9 +188,10 @@ class _Run:
         Returns:
             The run of the other ticks, with all weights; the state before them, and the first.
         """
-        (whole,) = self._program.segments
+        whole = self._program.segments[0]
         others = self._program.ticks.schedule.placement.chunks_per_stage - 1
         done = others * late.window
+        assert done <= whole.end, "the last chunk comes before the first backward"
         rows = ticks[:done].reshape(others, late.window, len(whole.pattern), -1)
 
         def window(
@@ -271,7 +279,7 @@ class _Run:
         (_, _, loss), _ = lax.scan(tick, start, self._stage_ticks())
         return loss
 
-    @jax.named_scope("chunk forward")
+    @jax.named_scope(SCOPE_OF[Kind.FORWARD])
     def _forward_only(
         self, inputs: jax.Array, loss: jax.Array, tick_row: TickRow, before: list[jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -333,7 +341,8 @@ class _Run:
         self, pattern: tuple[TickForm, ...], state: _State, rows: jax.Array
     ) -> tuple[_State, None]:
         for form, row in zip(pattern, rows, strict=True):
-            state = self._tick(form, state, row)
+            with jax.named_scope(FULL_TICKS) if form.full else contextlib.nullcontext():
+                state = self._tick(form, state, row)
         return state, None
 
     def _tick(self, form: TickForm, state: _State, row: jax.Array) -> _State:
@@ -348,8 +357,9 @@ class _Run:
             state = self._weight_gradients(
                 state, tick_row, [state.loss, *arrived.values(), *made.values()]
             )
-        # Delayed messages travel while this tick computes, before anything else is sent.
-        made, arrived = lax.optimization_barrier((made, arrived))
+        if not form.full:
+            # Delayed messages travel while this tick computes, before anything else is sent.
+            made, arrived = lax.optimization_barrier((made, arrived))
         ordered = dict(made)
         # The loss waits for gradients of weights, which may have messages of their own.
         tokens = [*made.values(), *([state.loss] if Kind.WEIGHT in form.kinds else [])]
@@ -388,14 +398,14 @@ class _Run:
             made: dict[str, jax.Array] = {}
             if Kind.FORWARD in form.kinds:
                 valid, do = self._forward(tick_row, [state.loss, *arrived])
-                state, made["F"] = self._maybe(valid, do, state)
+                state, made["F"] = self._maybe(form, valid, do, state)
             if form.head and not turns_later:
                 state = self._run_shared_head(
                     tick_row, [state.loss, *arrived, *made.values()], state
                 )
             if Kind.BACKWARD in form.kinds:
                 valid, do = self._backward(tick_row, [state.loss, *arrived, *made.values()])
-                state, made["B"] = self._maybe(valid, do, state)
+                state, made["B"] = self._maybe(form, valid, do, state)
             return state, made
 
         def jointly(state: _State) -> tuple[_State, dict[str, jax.Array]]:
@@ -403,14 +413,16 @@ class _Run:
             before, (state, cotangent) = state, self._backward(tick_row, tokens)[1](state)
             # The forward's results are written when the backward has read its own; until then it
             # waits for nothing of the backward.
-            state, cotangent = barrier((state, cotangent))
+            state, token = barrier((state, cotangent))
             state = state._replace(inputs=before.inputs, balance=before.balance)
-            state, stream = self._forward(tick_row, [*tokens, cotangent])[1](state)
+            state, stream = self._forward(tick_row, [*tokens, token])[1](state)
             state = jax.tree.map(typed_like, state, before)
             return state, {"F": self._layers.typed(stream), "B": self._layers.typed(cotangent)}
 
         if not (self._program.joint and {Kind.FORWARD, Kind.BACKWARD} <= set(form.kinds)):
             return one_by_one(state)
+        if form.full:
+            return jointly(state)
         made: tuple[_State, dict[str, jax.Array]]
         made = lax.cond(tick_row["joint"] == 1, jointly, one_by_one, state)
         return made
@@ -420,7 +432,7 @@ class _Run:
         valid = tick_row["F.microbatch"] != NOTHING
         microbatch, context, tick_row = self._begin(Kind.FORWARD, tick_row, before)
 
-        @jax.named_scope("chunk forward")
+        @jax.named_scope(SCOPE_OF[Kind.FORWARD])
         def do(state: _State) -> tuple[_State, jax.Array]:
             x = self._first_stream(state.inputs, tick_row, microbatch)
             # Layers gather the documents' numbers, which do not need the stream.
@@ -450,7 +462,7 @@ class _Run:
         valid = tick_row["B.microbatch"] != NOTHING
         microbatch, context, tick_row = self._begin(Kind.BACKWARD, tick_row, before)
 
-        @jax.named_scope("chunk backward")
+        @jax.named_scope(SCOPE_OF[Kind.BACKWARD])
         def do(state: _State) -> tuple[_State, jax.Array]:
             arrived = get(state.cotangents, tick_row["B.input"])
             is_last = valid & (tick_row["B.last"] == 1)
@@ -528,7 +540,7 @@ class _Run:
         assert not missing, f"a stream that varies over {missing} after the first layer, not before"
         return _add(sums, self._functions.embed_gradients(first, residuals, cotangent, microbatch))
 
-    @jax.named_scope("chunk weight gradients")
+    @jax.named_scope(SCOPE_OF[Kind.WEIGHT])
     def _weight_gradients(
         self, state: _State, tick_row: TickRow, before: list[jax.Array]
     ) -> _State:
@@ -560,7 +572,9 @@ class _Run:
     def _microbatch(self, number: jax.Array) -> Microbatch:
         return layer_slice(self._microbatches, jnp.maximum(number, 0))
 
-    def _maybe(self, valid: jax.Array, do: _Pass, state: _State) -> tuple[_State, jax.Array]:
+    def _maybe(
+        self, form: TickForm, valid: jax.Array, do: _Pass, state: _State
+    ) -> tuple[_State, jax.Array]:
         """Run `do` if there is something to do; without branches, in any case."""
 
         def typed(state: _State) -> tuple[_State, jax.Array]:
@@ -570,7 +584,9 @@ class _Run:
         def skip(state: _State) -> tuple[_State, jax.Array]:
             return state, zeros_of(self._stream)
 
-        return typed(state) if self._program.branch_free else lax.cond(valid, typed, skip, state)
+        if self._program.branch_free or form.full:
+            return typed(state)
+        return lax.cond(valid, typed, skip, state)
 
 
 def _add(sums: Tree, gradient: Any) -> Tree:

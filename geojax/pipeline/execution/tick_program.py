@@ -17,7 +17,7 @@ that transfer and compute do not wait for each other.
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +30,16 @@ NOTHING = -1
 # A tick has three phases in which streams are written or read: forward, backward, arrivals.
 _FORWARD, _BACKWARD, _ARRIVAL = range(3)
 _PHASES = 3
+
+SCOPE_OF: Mapping[Kind, str] = {
+    Kind.FORWARD: "chunk forward",
+    Kind.BACKWARD: "chunk backward",
+    Kind.WEIGHT: "chunk weight gradients",
+}
+"""The scope of the actions of each kind in a program and its profile."""
+
+FULL_TICKS = "full ticks"
+"""The scope of ticks in which no stage is idle (`TickForm.full`)."""
 
 LONGEST_PATTERN = 128
 """In ticks. (Strict 1F1B over eleven hops of three ticks repeats every 67.)"""
@@ -59,6 +69,8 @@ class TickForm(NamedTuple):
     """The channels by which anything arrives."""
     head: bool
     """True if stages share the positions of a microbatch for the head."""
+    full: bool = False
+    """True if nothing is chosen, since no stage is idle (`TickTable.full_runs`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,9 +195,9 @@ class _Builder:
         }
         if self._shares_head:
             self._describe_heads()
-        segments = self._segments()
         if self._joint:
             self._columns["joint"] = self._independent().astype(np.int32)
+        segments = self._segments()
         return TickProgram(
             self._table,
             self._branch_free,
@@ -323,6 +335,8 @@ class _Builder:
             channels = np.flatnonzero(arrives[ticks].any(axis=0))
             return TickForm(kinds, tuple(channels.tolist()), head)
 
+        if self._joint:
+            return self._phases(busy, form)
         if not self._branch_free:  # idle stages cost nothing: one loop
             return (Segment(0, (form(slice(None)),), len(does)),)
         return tuple(
@@ -336,6 +350,26 @@ class _Builder:
             )
             for first, period, repeats in repetitions([tuple(row) for row in does.tolist()])
         )
+
+    def _phases(
+        self, busy: Mapping[Kind, np.ndarray], form: Callable[[slice], TickForm]
+    ) -> tuple[Segment, ...]:
+        """Cut the ticks where the first backward is, behind the last forward, and at both ends of
+        runs in which no stage is idle.
+
+        Nothing is chosen in these, so that a hop may travel beside what follows in its tick. At
+        both ends of the table a loop holds the code of one kind.
+        """
+        runs = self._table.full_runs(shares_head=self._shares_head)
+        first_backward = int(np.argmax(busy[Kind.BACKWARD]))
+        behind_forwards = int(np.flatnonzero(busy[Kind.FORWARD])[-1]) + 1
+        cuts = {0, first_backward, behind_forwards, self._table.ticks, *itertools.chain(*runs)}
+
+        def segment(first: int, end: int) -> Segment:
+            ticks = form(slice(first, end))._replace(full=(first, end) in runs)
+            return Segment(first, (ticks,), end - first)
+
+        return tuple(itertools.starmap(segment, itertools.pairwise(sorted(cuts))))
 
 
 def repetitions(ticks: Sequence[tuple[bool, ...]]) -> list[tuple[int, int, int]]:

@@ -158,7 +158,7 @@ def _tensor_passes(times: LayerTimes, networks: SiteNetworks, layers: int) -> _T
     took = [network.seconds(each, messages) for each in (forward, backward)]
     alone = [took[0] / pieces - beside.forward, took[1] / pieces - beside.backward]
     first = network.seconds(plain / (4 * _REGIONS), 1)
-    together = [min(each, first) for each in alone]
+    together = [0.0, min(alone[1], first)]
     return _TensorPasses(sent, messages, took, alone, together)
 
 

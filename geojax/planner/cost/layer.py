@@ -203,12 +203,16 @@ class LayerTimes:
         return products
 
     @property
-    def product_flops(self) -> float:
-        """FLOPs of a layer's products, forwards and backwards, with those computed again."""
-        forward = 2 * sum(
+    def forward_flops(self) -> float:
+        """FLOPs of a layer's products in a forward."""
+        return 2 * sum(
             each.count * each.rows * each.columns * each.inner for each in self.products()
         )
-        return (4 if "all" in self.recomputes else 3) * forward
+
+    @property
+    def backward_flops(self) -> float:
+        """FLOPs of a layer's products in a backward, with those computed again."""
+        return (3 if "all" in self.recomputes else 2) * self.forward_flops
 
     @property
     def head_flops(self) -> float:

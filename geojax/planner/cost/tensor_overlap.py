@@ -8,11 +8,12 @@ right; what has no product below it waits:
 
 Around attention the first gathers wait in any number of parts, since its products are short. The
 backward does the same in the other direction, and its last scatters travel beside the gradients of
-weights.
+weights. Where what enters is gathered once more for these (`selective`), that is beside the
+products before them, and in one part the gather of the attention's output gradient beside them.
 
 Where a stage's forward and backward of one tick are one branch (`has_joint_ticks`), all travels
-beside the products of the other pass, but for the first gather of either. A test holds these shares
-to programs compiled for GPUs.
+beside the products of the other pass, but for the first gather of the tick. A test holds these
+shares to programs compiled for GPUs.
 """
 
 import math
@@ -44,16 +45,21 @@ def beside_products(times: LayerTimes, network: RankNetwork, message: float) -> 
         return Beside()
     chunks, weights = times.chunks, _weight_gradients(times)
     whole, part = network.seconds(message, 1), network.seconds(message / chunks, 1)
-    last_scatters = sum(min(part, own) for own in weights)
-    if chunks == 1:
-        return Beside(backward=last_scatters)
+    last_scatters = sum(min(part, weights.get(entry, 0.0)) for entry in REGIONS[::2])
     more = chunks - 1
-    queries, output, up, down = (
-        sum(times.seconds(each) for each in times.products() if each.part == region) / chunks
+    seconds = {
+        region: sum(times.seconds(each) for each in times.products() if each.part == region)
         for region in REGIONS
-    )
-    # All positions are gathered once more for the gradients of the feed-forward's first weights.
-    again = min(whole, more * (up + down)) if times.layout.remat == "selective" and weights else 0.0
+    }
+    queries, output, up, down = (each / chunks for each in seconds.values())
+    # All positions are gathered once more for the gradients of a region's first weights.
+    gathers_again = times.layout.remat == "selective" and bool(weights)
+    if chunks == 1:
+        beside = [seconds[region] for region in REGIONS[1::2] if region in weights]
+        beside.append(weights.get(REGIONS[-1], 0.0))  # the attention's output gradient is gathered
+        again = sum(min(whole, own) for own in beside) if gathers_again else 0.0
+        return Beside(backward=again + last_scatters)
+    again = min(whole, more * (up + down)) if gathers_again else 0.0
     return Beside(
         min(part, queries) + more * (min(part, output) + min(2 * part, up + down)),
         min(part, output)
@@ -87,17 +93,20 @@ def orders_collectives(times: LayerTimes) -> bool:
     )
 
 
-def _weight_gradients(times: LayerTimes) -> list[float]:
-    """Time the gradients of the weights behind the entry of each region, where they come next.
+def _weight_gradients(times: LayerTimes) -> dict[str, float]:
+    """Time the gradients of each region's weights, by its name, where they come next.
 
-    They do not if the weights are frozen, or if a schedule leaves their gradients for later.
+    They do not if the weights are frozen, or if a schedule leaves their gradients for later; and
+    experts have messages of their own.
     """
     layout = times.layout
     splits = layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward
     if splits or times.frozen:
-        return []
-    regions = REGIONS[:1] if times.model.is_moe else REGIONS[::2]
-    return [
-        sum(times.gradient_seconds(each) for each in times.products() if each.part == region)
+        return {}
+    regions = REGIONS[:2] if times.model.is_moe else REGIONS
+    return {
+        region: sum(
+            times.gradient_seconds(each) for each in times.products() if each.part == region
+        )
         for region in regions
-    ]
+    }

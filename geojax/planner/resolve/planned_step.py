@@ -9,6 +9,7 @@ from typing import Any
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
 from geojax.hlo import Traffic
+from geojax.pipeline.schedule import Kind
 from geojax.planner.compile_target import CompileTarget
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.execution import GEOJAX
@@ -133,5 +134,8 @@ def _product_flops(
         return None
     times = LayerTimes(config.model, layout, topology.sites[0], Calibration(), GEOJAX)
     layers = layers_of_pass(config.model, plan)
-    of_layers = passes_of(plan) * layers * times.product_flops
+    of_layers = layers * (
+        passes_of(plan, Kind.FORWARD) * times.forward_flops
+        + passes_of(plan, Kind.BACKWARD) * times.backward_flops
+    )
     return of_layers + heads_of(plan) * times.head_flops

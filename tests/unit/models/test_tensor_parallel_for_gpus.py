@@ -14,6 +14,7 @@ from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimiz
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.generators.paired import paired_interleaved
+from geojax.pipeline.schedule import Kind
 from geojax.pipeline.ticks import Packing, in_ticks
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.collectives import layer_collectives
@@ -98,6 +99,20 @@ def test_input_gradients_are_scattered_while_weight_gradients_are_computed(preci
 
 
 @needs_cuda
+def test_one_message_of_a_backward_waits_where_what_enters_is_gathered_again():
+    mesh = make_mesh(tensor=TENSOR, devices=h100_devices(sites=1, hosts=1))
+    plan = step_plan_on(mesh, policy("bf16"), sequence_parallel=True, remat="selective")
+    program = compiled_step(plan)
+    beside = sum(
+        each.collective.executions for each in compiled_flights(program, plan) if each.products
+    )
+    # A layer has two gathers and two scatters forwards, and two gathers more backwards.
+    modelled = hidden_share_of_model(plan)
+    assert modelled > 0.45
+    assert modelled <= beside / (10 * LAYERS) + 0.05
+
+
+@needs_cuda
 def test_parts_of_the_stream_travel_while_others_are_multiplied():
     mesh = make_mesh(tensor=TENSOR, devices=h100_devices(sites=1, hosts=1))
     options = {"sequence_parallel": True, "remat": "selective", "chunks": 2}
@@ -158,3 +173,21 @@ def test_a_head_that_stages_share_leaves_passes_joint_and_sends_the_stream_once_
     beside = share_beside_products(program, plan) * 14 / 10
     assert beside > 0.75
     assert hidden_share_of_model(plan, microbatches=10**6, global_batch_size=10**6) <= beside + 0.05
+
+
+@needs_cuda
+def test_one_message_of_a_tick_waits_where_no_stage_is_idle():
+    model = MODEL.replace(num_hidden_layers=2)
+    order = paired_interleaved(Placement.linear(2), 8, (1,), turn=1)
+    plan = joint_plan(in_ticks(order, (1,), (1,), Packing.TOGETHER), shares_head=True)
+    runs = [each for each in plan.tick_program.segments if each.pattern[0].full]
+    (both,) = (each for each in runs if Kind.FORWARD in each.pattern[0].kinds)
+    found = [
+        each
+        for each in compiled_flights(compiled_step(plan, model), plan)
+        if each.collective.in_loop
+        and each.collective.executions == both.count
+        and each.products_around
+    ]
+    assert len(found) == 10, "of a layer forwards and backwards"
+    assert sum(not each.products for each in found) <= 1

@@ -84,6 +84,7 @@ def plan_of(schedule, axes, options):
     """Two layers to each chunk."""
     options = dict(options)
     shares = axes["stage"] if options.pop("head", None) else 1
+    joint = options.pop("joint", False)
     through_sites = options.get("dc_role") == "stage"
     sites = [axes["stage"]] * (axes["dc"] if through_sites else 1)
     placement = Placement.interleaved(sites, 2 if schedule == "interleaved" else 1)
@@ -97,7 +98,7 @@ def plan_of(schedule, axes, options):
         bucket_bytes=4096,
         staged_layers=StagedLayers(placement, (2,) * placement.chunks, shares),
         tick_program=TickProgram.of(
-            table, branch_free=schedule == "branch_free", shares_head=shares > 1
+            table, branch_free=schedule == "branch_free", joint=joint, shares_head=shares > 1
         ),
         **options,
     )
@@ -127,6 +128,8 @@ def test_bytes_over_each_axis_are_those_of_the_program(name):
         ("interleaved", {}),
         ("zero_bubble_h1", {}),
         ("interleaved", {"head": "positions"}),
+        ("interleaved", {"joint": True}),
+        ("interleaved", {"joint": True, "head": "positions"}),
     ],
 )
 def test_by_their_ticks_all_stages_send_what_one_stage_would(schedule, options):
@@ -136,7 +139,7 @@ def test_by_their_ticks_all_stages_send_what_one_stage_would(schedule, options):
     _, counted = traced_step(model, plan, ROWS, SEQUENCE)
     stages = stage_bytes(counted, plan)
     assert all(sent["tensor",] < counted.by_axes["tensor",] for sent in stages)
-    if options:  # scattered and gathered once a microbatch, by halves
+    if "head" in options:  # scattered and gathered once a microbatch, by halves
         over_stages = [each for each in counted.collectives if each.axes == ("stage",)]
         others = (each for each in over_stages if each.kind == HOP or not each.in_loop)
         stream = ROWS * SEQUENCE * model.hidden_size * 4

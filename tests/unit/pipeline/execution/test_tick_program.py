@@ -357,3 +357,35 @@ def test_a_shared_head_is_in_the_ticks_of_the_last_backwards_on_all_stages(turn)
     assert (slots != NOTHING).sum() == 4
     joint = columns["joint"][ends[:, 1]]
     assert joint.any() == bool(turn), "a head between the passes parts them"
+
+
+def test_ticks_in_which_no_stage_is_idle_are_loops_of_their_own():
+    placement = Placement.interleaved([3], 2)
+    hops = (1,) * (placement.chunks - 1)
+    table = in_ticks(paired_interleaved(placement, 9, hops, turn=1), hops, hops, Packing.TOGETHER)
+    program = TickProgram.of(table, branch_free=False, joint=True)
+    forms = [form for segment in program.segments for form in segment.pattern]
+    forward, backward = (Kind.FORWARD,), (Kind.BACKWARD,)
+    both = forward + backward
+    assert [form.kinds for form in forms] == [forward, both, both, both, backward, backward]
+    assert [form.full for form in forms] == [False, False, True, False, True, False]
+    run, last = program.segments[2], program.segments[4]
+    everywhere = (program.columns["joint"] == 1).all(axis=1)
+    assert everywhere[run.first : run.end].all()
+    assert not everywhere[run.first - 1]
+    assert not everywhere[run.end]
+    assert run.count == 2 * 9 - 2 * 3 - 2, "all but the forwards before the first backward"
+    backwards = (program.columns["B.microbatch"] != NOTHING).all(axis=1)
+    assert backwards[last.first : last.end].all()
+    assert not backwards[last.end]
+
+
+def test_ticks_are_not_full_where_heads_part_the_passes():
+    table = tick_table("1f1b", Placement.linear(2), 4, (1,))
+    assert not table.turns_later
+    program = TickProgram.of(table, branch_free=False, joint=True, shares_head=True)
+    assert not any(
+        form.full and Kind.FORWARD in form.kinds
+        for segment in program.segments
+        for form in segment.pattern
+    )
