@@ -9,8 +9,8 @@ A delayed message and the work of its tick do not wait for each other. Residuals
 buffers that are updated in place. Every stage runs the same program on its own column of the table;
 a stage without work either takes a branch that does nothing, or (`branch_free`) computes on values
 that are never used. With `joint` a forward and a backward of one stage that do not read what the
-other makes are one branch, in which each computes while the other's messages travel. Buffers begin
-as NaN, so that a value that leaks from a bubble shows.
+other makes are one branch, in which each computes while the other's messages travel; where no stage
+is idle there is none. Buffers begin as NaN, so that a value that leaks from a bubble shows.
 
 Where the weights of chunks come late, the first ticks are a loop of loops, a chunk to each. Where
 parts of the gradients are to leave early, the loop ends when one is whole on all stages.

@@ -357,7 +357,7 @@ class _Builder:
         """Cut the ticks where the first backward is, behind the last forward, and at both ends of
         runs in which no stage is idle.
 
-        Nothing is chosen in these, so that a hop may travel beside what follows in its tick. At
+        Nothing is chosen in these, so that a compiler orders all that a tick sends and computes. At
         both ends of the table a loop holds the code of one kind.
         """
         runs = self._table.full_runs(shares_head=self._shares_head)
