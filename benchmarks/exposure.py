@@ -8,6 +8,7 @@ a stage, as NVIDIA ran it. Predicted by `geojax.planner.buckets`, a step by its 
     exposed     the seconds of messages beyond the backwards that they travel beside
     causal      the least that any messages expose that leave one after the other. No part leaves
                 before it is whole, and each message takes a round trip besides its bytes
+                (sums in the site take no time: none is beside ticks, which delays messages)
     overlapped  the causal bound if round trips of other messages cost nothing, as with two messages
                 in flight. XLA for GPUs has one sum over the sites in flight
     of bytes    max(0, bytes / bandwidth - window): the overlapped bound of the first part alone, as
@@ -148,7 +149,7 @@ def by_round_trip(config: RunConfig, plan: StepPlan, times: ComputeTimes) -> Tab
 
 
 def main() -> int:
-    config = RunConfig.load(CONFIG)
+    config = RunConfig.load(CONFIG).changed(communication={"overlap_scatter": False})
     plan = resolved_plan(config, abstract_mesh(config.mesh.model_dump(), platform="gpu"))
     times = compute_times_of_run(config)
     table = Table("Tbit/s", *FORMATS)

@@ -34,7 +34,6 @@ from geojax.sharding import SHARD_AXES
 from geojax.step.config_plan import DEFAULT_BUCKET_BYTES
 from geojax.step.grad_sinks import warmup_iterations
 from geojax.step.plan import StepPlan
-from geojax.step.stage_layers import has_joint_ticks
 from geojax.step.state import parameter_layouts
 from geojax.topology import Topology
 
@@ -197,7 +196,7 @@ def choose_buckets(
         messages = gradient_messages(model, layouts, each)
         scatters = [each.overlap_scatter]
         if "overlap_scatter" in auto and times and times.site and platform_of(plan.mesh) is GPU:
-            scatters = [False, True] if messages.early and not _has_joint_ticks(each) else [False]
+            scatters = [False, True] if messages.early else [False]
         for beside in scatters:
             own = dataclasses.replace(each, overlap_scatter=beside)
             choices.append(BucketChoice(own, _exposure(messages, own, link, times)))
@@ -208,17 +207,6 @@ def choose_buckets(
     within = least + (_SLACK * times.compute_seconds if times else 0.0)
     good = [choice for choice in choices if choice.exposure.less_hidden <= within]
     return min(good, key=lambda choice: _seconds_and_count(choice)[::-1])
-
-
-def _has_joint_ticks(plan: StepPlan) -> bool:
-    """Return True if the messages of `tensor` travel beside products of a tick's other pass.
-
-    With the option that `overlap_scatter` needs XLA awaits more of them: of the gathers of
-    configs/nemotron4-340b-2x1536.yaml 29% of the bytes are beside products, 66% without.
-    """
-    assert plan.staged_layers is not None, "a pipeline's messages are early"
-    most = plan.staged_layers.max_layers_per_chunk
-    return has_joint_ticks(plan.layout, most, platform_of(plan.mesh))
 
 
 def _seconds_and_count(choice: BucketChoice) -> tuple[float, int]:

@@ -202,13 +202,13 @@ class StepPlan:
         """True if buckets are summed inside and between sites while others go backwards, on GPUs.
 
         With ZeRO 3 the gathers of the next layers' weights share a group with the in-site phase, so
-        that on streams of their own XLA would let the compute wait for them. A pipeline's gathers
-        of weights have a stream without it.
+        that on streams of their own XLA would let the compute wait for them. A pipeline's parts and
+        gathers of weights have streams without it.
         """
-        beside = self.overlap_scatter or not self.staged_layers
-        overlaps = self.overlap_grad_reduce and self.layout.zero.stage < 3 and beside
+        overlaps = self.overlap_grad_reduce and self.layout.zero.stage < 3
         crosses = self.mesh.shape["dc"] > 1 and bool(self.inter_axes)
-        return overlaps and crosses and platform_of(self.mesh) is GPU
+        beside_layers = overlaps and not self.staged_layers
+        return beside_layers and crosses and platform_of(self.mesh) is GPU
 
     @property
     def one_message(self) -> "StepPlan":

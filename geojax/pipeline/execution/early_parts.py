@@ -82,16 +82,20 @@ class EarlyParts:
             `state`, and the token of the ticks that follow.
         """
         whole = [part for part, at in self._whole.items() if at == tick]
-        if self._exchanged and not self._early.overlaps_scatter:
-            # XLA for GPUs would send a part behind the ticks: it takes the next part's sum in the
-            # site, of far more bytes, for long enough to hide what crosses a slow link.
-            sums = held_until(sums, token_of((list(self._exchanged.values())[-1], token)))
+        # What follows the ticks waits for what travels beside them. XLA for GPUs would otherwise
+        # send that behind the ticks, beside other messages: it takes a sum in the site, of far
+        # more bytes, for long enough to hide what crosses a slow link.
+        behind = token_of((list(self._exchanged.values())[-1:], token))
+        if not self._early.overlaps_scatter:
+            sums = held_until(sums, behind)
         taken = {part: self._early.take(part, after(sums, token)) for part in whole}
         sent = []
         for part in [part for part, at in self._crosses.items() if at == tick]:
             if part in taken:  # nothing is beside its sum in the site
                 self._started[part] = self._early.start(part, taken.pop(part))
             started = after(self._started.pop(part), token)
+            if self._early.overlaps_scatter:
+                started = held_until(started, behind)
             before = (started, list(self._exchanged.values()), list(taken.values()), state)
             started, arrived, copied, state = barrier(before)
             self._exchanged = dict(zip(self._exchanged, arrived, strict=True))
