@@ -77,8 +77,8 @@ MULTI_STREAM_OPTIONS: dict[str, str | bool] = {
     # for half of the hops (JAX 0.12, docs/records/xla-collective-options.md).
     "xla_gpu_experimental_enable_collective_multi_streaming": True,
 }
-"""Compiler options of one program for GPUs that reduces gradients inside and between sites while
-its backward pass runs."""
+"""Compiler options of one program for GPUs without a pipeline that reduces gradients inside and
+between sites while its backward pass runs."""
 
 JOINT_TICKS_OPTIONS: dict[str, str | bool] = {
     # XLA otherwise times each message by its bytes, as if none waited for another on their stream,
