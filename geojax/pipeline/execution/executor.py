@@ -357,9 +357,8 @@ class _Run:
             state = self._weight_gradients(
                 state, tick_row, [state.loss, *arrived.values(), *made.values()]
             )
-        if not form.full:
-            # Delayed messages travel while this tick computes, before anything else is sent.
-            made, arrived = lax.optimization_barrier((made, arrived))
+        # Delayed messages travel while this tick computes, before anything else is sent.
+        made, arrived = lax.optimization_barrier((made, arrived))
         ordered = dict(made)
         # The loss waits for gradients of weights, which may have messages of their own.
         tokens = [*made.values(), *([state.loss] if Kind.WEIGHT in form.kinds else [])]
@@ -413,9 +412,9 @@ class _Run:
             before, (state, cotangent) = state, self._backward(tick_row, tokens)[1](state)
             # The forward's results are written when the backward has read its own; until then it
             # waits for nothing of the backward.
-            state, token = barrier((state, cotangent))
+            state, cotangent = barrier((state, cotangent))
             state = state._replace(inputs=before.inputs, balance=before.balance)
-            state, stream = self._forward(tick_row, [*tokens, token])[1](state)
+            state, stream = self._forward(tick_row, [*tokens, cotangent])[1](state)
             state = jax.tree.map(typed_like, state, before)
             return state, {"F": self._layers.typed(stream), "B": self._layers.typed(cotangent)}
 
