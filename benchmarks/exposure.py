@@ -8,11 +8,13 @@ a stage, as NVIDIA ran it. Predicted by `geojax.planner.buckets`, a step by its 
     exposed     the seconds of messages beyond the backwards that they travel beside
     causal      the least that any messages expose that leave one after the other. No part leaves
                 before it is whole, and each message takes a round trip besides its bytes
-                (sums in the site take no time: none is beside ticks, which delays messages)
     overlapped  the causal bound if round trips of other messages cost nothing, as with two messages
                 in flight. XLA for GPUs has one sum over the sites in flight
     of bytes    max(0, bytes / bandwidth - window): the overlapped bound of the first part alone, as
                 if all others were whole with it, at no latency
+
+Sums in the site take no time, and none is beside ticks (`overlap_scatter: false`): a part would
+leave later.
 
 A second table has longer round trips: a message for each chunk, and as many chunks in a message as
 the planner chooses.

@@ -63,11 +63,11 @@ def _share(collective: Collective, stage: int, program: TickProgram) -> Fraction
         return Fraction(1)
     schedule, columns = program.ticks.schedule, program.columns
     kind = next((each for each in schedule.kinds if SCOPE_OF[each] in scopes), Kind.BACKWARD)
-    is_head, full = "head" in scopes, FULL_TICKS in scopes
+    full, shared_head = FULL_TICKS in scopes, "head" in scopes and program.shares_head
     runs = columns[f"{kind.value}.microbatch"][:, stage] != NOTHING
-    if is_head and program.shares_head:
+    if shared_head:
         runs = columns["head.microbatch"][:, stage] != NOTHING
-    elif is_head:
+    elif "head" in scopes:
         runs = columns[f"{kind.value}.last"][:, stage] == 1
     elif "embedding" in scopes:
         runs = columns[f"{kind.value}.first"][:, stage] == 1
@@ -75,8 +75,7 @@ def _share(collective: Collective, stage: int, program: TickProgram) -> Fraction
         tick
         for segment in program.segments
         for tick, form in segment.ticks()
-        if form.full == full
-        and (form.head if is_head and program.shares_head else kind in form.kinds)
+        if form.full == full and (form.head if shared_head else kind in form.kinds)
     ]
     return Fraction(int(runs[held].sum()), len(held))
 

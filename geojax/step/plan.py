@@ -207,8 +207,8 @@ class StepPlan:
         """
         overlaps = self.overlap_grad_reduce and self.layout.zero.stage < 3
         crosses = self.mesh.shape["dc"] > 1 and bool(self.inter_axes)
-        beside_layers = overlaps and not self.staged_layers
-        return beside_layers and crosses and platform_of(self.mesh) is GPU
+        on_gpus = platform_of(self.mesh) is GPU
+        return overlaps and crosses and on_gpus and not self.staged_layers
 
     @property
     def one_message(self) -> "StepPlan":

@@ -43,8 +43,8 @@ _FIGURES, _NOTE = 3, 4
 HEARTBEAT_SECONDS = 1.0
 """Longest time from one heartbeat to the next."""
 _HEARTBEATS = 32
-"""Heartbeats in the time after which a silent peer counts as lost, at least: a link that was cut
-for nine tenths of that time is heard again before it is over."""
+"""Heartbeats in the time after which a silent peer counts as lost, at least: little of it is gone
+before a link is cut."""
 _ANSWER_SECONDS = 3.0
 """Time without an answer after which the connection is opened anew, and that of an attempt."""
 _PAUSE_SECONDS = 0.3

@@ -10,7 +10,6 @@ all three figures are those of the trace within 0.1%.
 import dataclasses
 
 from geojax.models import AnyModel, ModelConfig, OwnModel
-from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import LayerBytes
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.own_layer import layer_of_rank
@@ -24,7 +23,7 @@ def layer_bytes(model: AnyModel, layout: LayoutCandidate) -> LayerBytes:
         model: the model.
         layout: its layout, whose schedule may split the backward.
     """
-    splits = layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward
+    splits = layout.splits_backward
     if isinstance(model, OwnModel):
         return layer_of_rank(model, layout, split=splits).held
     arrays = _Arrays.of(model, layout)

@@ -61,6 +61,11 @@ class LayoutCandidate(Layout):
         return sum(self.stages_per_site)
 
     @property
+    def splits_backward(self) -> bool:
+        """True if the gradients of a pipeline's weights are actions of their own."""
+        return self.pipeline_stages > 1 and schedule_entry(self.pipeline.schedule).split_backward
+
+    @property
     def stages_per_site(self) -> tuple[int, ...]:
         """Stages of one pipeline in each site that it runs through."""
         if self.dc.role == "stage" and self.site_shares is not None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from geojax.models import AnyModel
 from geojax.models.flops import model_flops
 from geojax.optim import OptimizerSettings
-from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import ComputeTimes, link_share
 from geojax.planner.cost.adapters import refuse_adapters
 from geojax.planner.cost.calibration import RELATIVE_ERROR, Calibration
@@ -202,7 +201,7 @@ def _iteration(
     # Of other programs the orders are known, and timed by the same costs.
     work = chunk_work(model, layout, topology, sites, looks_at_memory=execution.lock_step)
     terms = list(_compute_terms(layout, work))
-    if layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward:
+    if layout.splits_backward:
         terms.append(_split_term(layout, work))
     busiest = sum(term.exposed_seconds for term in terms)
     seconds, hops = busiest, 0.0

@@ -19,7 +19,6 @@ shares to programs compiled for GPUs.
 import math
 from typing import NamedTuple
 
-from geojax.pipeline.registry import schedule_entry
 from geojax.planner.cost.layer import REGIONS, LayerTimes
 from geojax.planner.cost.networks import RankNetwork
 from geojax.runtime.platform import GPU, platform_of_accelerator
@@ -100,8 +99,7 @@ def _weight_gradients(times: LayerTimes) -> dict[str, float]:
     experts have messages of their own.
     """
     layout = times.layout
-    splits = layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward
-    if splits or times.frozen:
+    if layout.splits_backward or times.frozen:
         return {}
     regions = REGIONS[:2] if times.model.is_moe else REGIONS
     return {

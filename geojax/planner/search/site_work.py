@@ -3,7 +3,6 @@
 import dataclasses
 
 from geojax.errors import UserError
-from geojax.pipeline.registry import schedule_entry
 from geojax.planner.cost.calibration import Calibration
 from geojax.planner.cost.chunks import SitePieces, site_pieces
 from geojax.planner.cost.execution import GEOJAX
@@ -64,7 +63,7 @@ class SiteWorks:
             layout.precision,
             layout.remat,
             self._joint_share(layout),
-            layout.pipeline_stages > 1 and schedule_entry(layout.pipeline.schedule).split_backward,
+            layout.splits_backward,
         )
         if key not in self._known:
             self._known[key] = self._timed(layout)
