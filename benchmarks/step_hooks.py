@@ -134,6 +134,7 @@ def work(config: str, folder: Path) -> int:
         elif step == WARM_STEPS + STEPS:
             clocks.end()
 
+    # Users need no hook there, so that the loop has none.
     TrainingLoop._record = counted  # type: ignore[method-assign]
     code = run(["train", config])
     content = {"seconds": clocks.seconds, "calls": clocks.calls, "process_seconds": clocks.process}

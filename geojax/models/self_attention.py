@@ -88,6 +88,8 @@ class SelfAttention(nnx.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Project parts [B, S, H] of the normed stream to query, key and value.
 
+        Each kind of attention defines it.
+
         Returns:
             Query [B, S, N, D], key [B, S, K, D] and value [B, S, K, dims of a value]; query and key
             rotated by their positions where those are rotary. With tensor parallelism these are
