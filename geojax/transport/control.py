@@ -42,18 +42,15 @@ _FIGURES, _NOTE = 3, 4
 """Frames before the number of bytes of figures or a note, and these in whole frames."""
 HEARTBEAT_SECONDS = 1.0
 """Longest time from one heartbeat to the next."""
-_HEARTBEATS = 32
-"""Heartbeats in the time after which a silent peer counts as lost, at least: little of it is gone
-before a link is cut."""
 _ANSWER_SECONDS = 3.0
 """Time without an answer after which the connection is opened anew, and that of an attempt."""
 _PAUSE_SECONDS = 0.3
 """Between two attempts, where one fails at once."""
 
 
-def heartbeat_seconds(silence_seconds: float) -> float:
-    """Return the time from one heartbeat to the next, for a peer that may be silent for so long."""
-    return min(HEARTBEAT_SECONDS, silence_seconds / _HEARTBEATS)
+def heartbeat_seconds(route: PeerRoute) -> float:
+    """Return the time from one heartbeat to the next."""
+    return min(HEARTBEAT_SECONDS, route.retry_seconds)
 
 
 class ControlConnection:
@@ -246,7 +243,7 @@ class ControlConnection:
             if hurry or now >= due:
                 frames.append(_HEARTBEAT)
                 heartbeats.append(now)
-                due = now + heartbeat_seconds(self._route.silence_seconds)
+                due = now + heartbeat_seconds(self._route)
             if frames or figures is not None:
                 pieces = [_packed(frame) for frame in frames]
                 if figures is not None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from geojax.transport.tcp import keep_alive
+from geojax.transport.tcp import dial, keep_alive
 
 CONTROL = 0
 """Channel of control frames; those above carry messages."""
@@ -27,6 +27,8 @@ _CHALLENGE_BYTES, _MAC_BYTES = 16, 32
 _HELLO = struct.Struct("!HHHQQ16s")
 _COUNT = struct.Struct("!Q")
 _HANDSHAKE_SECONDS = 10.0
+_SIGNS = 32
+"""Heartbeats, or attempts to connect, in the time after which a silent peer counts as lost."""
 _MOST_STRANGERS = 64
 """Connections whose other end has not shown the key yet."""
 
@@ -55,6 +57,11 @@ class PeerRoute(NamedTuple):
     address: tuple[str, int]
     silence_seconds: float
     """Longest cut that a connection survives."""
+
+    @property
+    def retry_seconds(self) -> float:
+        """Time from one sign to the next: little silence before a cut, and after it."""
+        return self.silence_seconds / _SIGNS
 
 
 class ChannelHello(NamedTuple):
@@ -89,7 +96,7 @@ def open_channel(
         Refused: the peer has closed it, or is not the one that was meant.
     """
     deadline = time.monotonic() + seconds
-    connection = socket.create_connection(route.address, seconds)
+    connection = dial(route.address, seconds, route.retry_seconds)
     try:
         challenge = _receive(connection, _CHALLENGE_BYTES, deadline)
         own_challenge = secrets.token_bytes(_CHALLENGE_BYTES)

@@ -2,6 +2,9 @@
 
 import contextlib
 import errno
+import itertools
+import os
+import selectors
 import socket
 import struct
 import threading
@@ -40,6 +43,45 @@ def listen(address: tuple[str, int]) -> socket.socket:
             if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_SECONDS)
+
+
+def dial(address: tuple[str, int], seconds: float, pause: float) -> socket.socket:
+    """Connect to an address within `seconds`; after each `pause` begin one more attempt.
+
+    After a cut a single attempt takes long: TCP sends its packet again after a second or more.
+
+    Raises:
+        ConnectionRefusedError: nobody listens there.
+        OSError: no connection in time, or no way to the address.
+    """
+    deadline = time.monotonic() + seconds
+    targets = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    attempts = selectors.DefaultSelector()
+    try:
+        for turn in itertools.count():
+            target = targets[turn % len(targets)]
+            attempt = socket.socket(*target[:3])
+            attempts.register(attempt, selectors.EVENT_WRITE, (attempt, target))
+            attempt.setblocking(False)
+            attempt.connect_ex(target[4])
+            left = deadline - time.monotonic()
+            for key, _ in attempts.select(max(0.0, min(pause, left))):
+                attempt, target = key.data
+                attempts.unregister(attempt)
+                if not (problem := attempt.connect_ex(target[4])):  # says how it has ended
+                    attempt.settimeout(seconds)
+                    return attempt
+                attempt.close()
+                targets = [other for other in targets if other != target]
+                if not targets:
+                    raise OSError(problem, os.strerror(problem))
+            if left <= 0:
+                break
+        raise TimeoutError("timed out")
+    finally:
+        for key in attempts.get_map().values():
+            key.data[0].close()
+        attempts.close()
 
 
 def serve(listener: socket.socket, act: Callable[[socket.socket], None]) -> None:

@@ -160,7 +160,7 @@ def test_a_site_that_finishes_without_its_messages_is_named(like):
 
 
 def test_a_silent_site_is_named(like, monkeypatch):
-    monkeypatch.setattr("geojax.transport.control.heartbeat_seconds", lambda silence: 1e3)
+    monkeypatch.setattr("geojax.transport.control.heartbeat_seconds", lambda route: 1e3)
     with (
         joined_sites(silence_seconds=1.0) as (_, west),
         pytest.raises(RunError, match=r"site east .* has been silent for 1 seconds"),

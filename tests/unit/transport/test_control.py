@@ -70,7 +70,7 @@ class Relay:
 def ends(monkeypatch):
     """East, west and the relay by which east reaches west; both patient for a third of a second."""
     monkeypatch.setattr("geojax.transport.control._ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr("geojax.transport.control.heartbeat_seconds", lambda silence: 0.05)
+    monkeypatch.setattr("geojax.transport.control.heartbeat_seconds", lambda route: 0.05)
     listeners = [PeerListener(("127.0.0.1", 0), KEY) for _ in PARTIES]
     relay = Relay(listeners[1].address[1])
     addresses = (relay.address, listeners[0].address)
