@@ -60,7 +60,7 @@ class PeerRoute(NamedTuple):
 
     @property
     def retry_seconds(self) -> float:
-        """Time from one sign to the next: little silence before a cut, and after it."""
+        """Time from one heartbeat, or attempt to connect, to the next."""
         return self.silence_seconds / _SIGNS
 
 
