@@ -388,7 +388,23 @@ class _Run:
         self, form: TickForm, state: _State, tick_row: TickRow, arrived: list[jax.Array]
     ) -> tuple[_State, dict[str, jax.Array]]:
         """Run the forward and the backward that a tick has for this stage, and what they made."""
+        if not self._rows.behind:
+            return self._branches(form, state, tick_row, None, arrived)
+        kept, state = state.rings, state._replace(rings=self._layers.unkept)
+        state, made = self._branches(form, state, tick_row, kept, arrived)
+        if Kind.FORWARD in form.kinds:
+            kept = self._layers.keep(kept, tick_row["F.rows"], state.rings)
+        return state._replace(rings=kept), made
 
+    def _branches(
+        self,
+        form: TickForm,
+        state: _State,
+        tick_row: TickRow,
+        kept: Rings | None,
+        arrived: list[jax.Array],
+    ) -> tuple[_State, dict[str, jax.Array]]:
+        """Do as `_passes`, and read from the rings `kept`; None: from those of the state."""
         turns_later = self._program.ticks.turns_later
         if form.head and turns_later:
             state = self._run_shared_head(tick_row, [state.loss, *arrived], state)
@@ -403,13 +419,14 @@ class _Run:
                     tick_row, [state.loss, *arrived, *made.values()], state
                 )
             if Kind.BACKWARD in form.kinds:
-                valid, do = self._backward(tick_row, [state.loss, *arrived, *made.values()])
+                before = [state.loss, *arrived, *made.values()]
+                valid, do = self._backward(tick_row, kept, before)
                 state, made["B"] = self._maybe(form, valid, do, state)
             return state, made
 
         def jointly(state: _State) -> tuple[_State, dict[str, jax.Array]]:
             tokens = [state.loss, *arrived]
-            before, (state, cotangent) = state, self._backward(tick_row, tokens)[1](state)
+            before, (state, cotangent) = state, self._backward(tick_row, kept, tokens)[1](state)
             # The forward's results are written when the backward has read its own; until then it
             # waits for nothing of the backward.
             state, cotangent = barrier((state, cotangent))
@@ -436,8 +453,9 @@ class _Run:
             x = self._first_stream(state.inputs, tick_row, microbatch)
             # Layers gather the documents' numbers, which do not need the stream.
             inputs_of_layers = after((microbatch, context), x)
+            rows = self._layers.unkept_rows if self._rows.behind else tick_row["F.rows"]
             x, balance, rings = self._layers.forward(
-                x, state.rings, tick_row["F.rows"], tick_row["F.chunk"], *inputs_of_layers
+                x, state.rings, rows, tick_row["F.chunk"], *inputs_of_layers
             )
             total = state.balance
             if balance is not None and total is not None:
@@ -456,7 +474,9 @@ class _Run:
 
         return valid, do
 
-    def _backward(self, tick_row: TickRow, before: list[jax.Array]) -> tuple[jax.Array, _Pass]:
+    def _backward(
+        self, tick_row: TickRow, kept: Rings | None, before: list[jax.Array]
+    ) -> tuple[jax.Array, _Pass]:
         """Return whether the tick has a backward for this stage, and what runs it."""
         valid = tick_row["B.microbatch"] != NOTHING
         microbatch, context, tick_row = self._begin(Kind.BACKWARD, tick_row, before)
@@ -472,11 +492,12 @@ class _Run:
                     arrived, loss, last, microbatch,
                 )  # fmt: skip
             rows, chunk = tick_row["B.rows"], tick_row["B.chunk"]
-            rings, layers = state.rings, state.sums.layers
+            rings, layers = state.rings if kept is None else kept, state.sums.layers
             if self._program.ticks.schedule.split_backward:
                 cotangent, rings = self._layers.input_gradient(
                     cotangent, rings, rows, chunk, microbatch, context
                 )
+                state = state._replace(rings=rings)
             else:
                 only_if = valid if self._program.branch_free else None
                 cotangent, layers = self._layers.backward(
@@ -493,7 +514,7 @@ class _Run:
             if self._has_local_hops:
                 cotangents = put(cotangents, cotangent, tick_row["B.output"])
             sums = StageWeights(first, layers, last)
-            state = state._replace(cotangents=cotangents, rings=rings, loss=loss, sums=sums)
+            state = state._replace(cotangents=cotangents, loss=loss, sums=sums)
             return state, cotangent
 
         return valid, do

@@ -12,6 +12,9 @@ residual leaves is the next stash's. Where they are not, all values of a layer c
 each has a ring of its own, and they lie in the same row of each. A chunk takes as many rows as it
 has layers. They are assigned by coloring the intervals, which takes the fewest possible on a stage;
 every stage has as many as the one that needs most.
+
+Rings that are written behind the branches (`RingRows.behind`) take the rows that a backward of the
+tick leaves. They are written in every tick in which any stage has a forward, by all stages.
 """
 
 import dataclasses
@@ -95,6 +98,9 @@ class RingRows:
     """int32 [ticks, stages, layers of a chunk, columns]; `NOTHING` where there is none."""
     counts: tuple[int, ...]
     """The number of rows of each ring."""
+    behind: bool
+    """True if a tick writes its residuals when all its branches have ended. XLA copies most of the
+    rings that a branch only hands on."""
 
     @classmethod
     def of(
@@ -106,15 +112,17 @@ class RingRows:
         of_kind = {
             kind: np.full((*shape, len(pool.columns)), NOTHING, np.int32) for kind in schedule.kinds
         }
+        joint = program.joint and program.ticks.turns_later
+        behind = joint and len(set(layers_per_chunk)) == 1
         by_ring_and_stage: dict[tuple[int, int], list[_RingInterval]] = {}
-        for interval in _intervals(program, pool, layers_per_chunk):
+        for interval in _intervals(program, pool, layers_per_chunk, behind):
             by_ring_and_stage.setdefault((interval.ring, interval.stage), []).append(interval)
         counts = [0] * len(pool.rings)
         for (ring, _), intervals in by_ring_and_stage.items():
             counts[ring] = max(counts[ring], _assign(intervals, of_kind))
         for leaf in pool.leaves:
             counts[leaf.ring] = counts[pool.columns[leaf.column].ring]
-        return cls(of_kind, tuple(counts))
+        return cls(of_kind, tuple(counts), behind)
 
 
 class _RingInterval(NamedTuple):
@@ -131,9 +139,10 @@ class _RingInterval(NamedTuple):
 
 
 def _intervals(
-    program: TickProgram, pool: RingPool, layers_per_chunk: Sequence[int]
+    program: TickProgram, pool: RingPool, layers_per_chunk: Sequence[int], behind: bool
 ) -> Iterator[_RingInterval]:
     schedule = program.ticks.schedule
+    idle = list(_ticks_without_forward(program)) if behind or program.branch_free else []
     tick_of = {action: tick for tick, _, action in program.ticks.actions()}
     alike: dict[tuple[int, Kind, Kind], list[int]] = {}
     for ring, column, first, last in pool.columns:
@@ -143,20 +152,18 @@ def _intervals(
         for stage, action in schedule.actions():
             if action.kind is first:
                 entries = [(kind, tick_of[action._replace(kind=kind)]) for kind in between]
-                start, end = _moment(*entries[0]), _moment(*entries[-1])
+                start, end = _written(*entries[0], behind), _moment(*entries[-1])
                 layers = layers_per_chunk[action.chunk]
                 yield _RingInterval(ring, stage, start, end, layers, columns, entries)
         if first is Kind.FORWARD:
-            for stage, tick in _computes_on_unused_data(program):
-                moment = _moment(first, tick)
+            for stage, tick in idle:
+                moment = _written(first, tick, behind)
                 layers = layers_per_chunk[schedule.placement.chunks_of(stage)[0]]
                 yield _RingInterval(ring, stage, moment, moment, layers, columns, [(first, tick)])
 
 
-def _computes_on_unused_data(program: TickProgram) -> Iterator[tuple[int, int]]:
-    """Yield (stage, tick) where a forward runs though the stage has none to run."""
-    if not program.branch_free:
-        return
+def _ticks_without_forward(program: TickProgram) -> Iterator[tuple[int, int]]:
+    """Yield (stage, tick) where a stage has no forward in a tick in which another has one."""
     idle = program.columns["F.microbatch"] == NOTHING
     for segment in program.segments:
         for tick, form in segment.ticks():
@@ -186,6 +193,10 @@ def _assign(intervals: list[_RingInterval], of_kind: dict[Kind, np.ndarray]) -> 
 
 def _rank(kind: Kind) -> int:
     return KIND_RANK[kind]
+
+
+def _written(kind: Kind, tick: int, behind: bool) -> int:
+    return _moment(Kind.WEIGHT if behind else kind, tick)
 
 
 def _moment(kind: Kind, tick: int) -> int:

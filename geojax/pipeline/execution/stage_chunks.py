@@ -227,6 +227,26 @@ class StageChunks:
         )
         return made.x, made.balance_loss, made.residuals.layers[0]
 
+    @property
+    def unkept(self) -> Rings:
+        """Rings of zeros, with rows for one chunk alone: `unkept_rows`."""
+        return [zeros_of(leaf, self.max_layers_per_chunk) for leaf in self.pool.rings]
+
+    @property
+    def unkept_rows(self) -> jax.Array:
+        """The rows of a chunk in `unkept`: [layers, 1]."""
+        return jnp.arange(self.max_layers_per_chunk)[:, None]
+
+    def keep(self, rings: Rings, rows: jax.Array, residuals: Rings) -> Rings:
+        """Write one chunk's residuals, each [layers, ...], into `rows` [layers, 1] of the rings."""
+        for layer in range(self.max_layers_per_chunk):
+            row = rows[layer, 0]
+            rings = [
+                put_at(ring, of_chunk[layer], row)
+                for ring, of_chunk in zip(rings, residuals, strict=True)
+            ]
+        return rings
+
     def forward_only(
         self, x: jax.Array, chunk: jax.Array, batch: Microbatch, context: Any
     ) -> jax.Array:

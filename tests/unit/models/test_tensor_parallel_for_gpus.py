@@ -1,12 +1,16 @@
 """Compiled ahead of time for H100s, what ranks of `tensor` send travels beside products."""
 
 import dataclasses
+import functools
+import itertools
+import re
 
 import pytest
 from support.h100 import h100_devices, needs_cuda
 from support.plans import step_plan_on
 
 from geojax.hlo import collective_traffic
+from geojax.hlo.module import parse_module
 from geojax.hlo.overlap import flights
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
@@ -155,13 +159,18 @@ def test_a_forward_and_a_backward_in_one_tick_hide_what_either_sends():
     assert hidden_share_of_model(plan, microbatches=10**6, global_batch_size=10**6) <= beside + 0.05
 
 
-@needs_cuda
-def test_a_head_that_stages_share_leaves_passes_joint_and_sends_the_stream_once_each_way():
-    model = MODEL.replace(num_hidden_layers=2)
+@functools.cache
+def turned_step():
+    """The program and the plan of stages that share a head, and turn a tick later."""
     order = paired_interleaved(Placement.linear(2), 8, (1,), turn=1)
     plan = joint_plan(in_ticks(order, (1,), (1,), Packing.TOGETHER), shares_head=True)
-    program = compiled_step(plan, model)
-    stream = SEQUENCE // TENSOR * model.hidden_size * 2
+    return compiled_step(plan, MODEL.replace(num_hidden_layers=2)), plan
+
+
+@needs_cuda
+def test_a_head_that_stages_share_leaves_passes_joint_and_sends_the_stream_once_each_way():
+    program, plan = turned_step()
+    stream = SEQUENCE // TENSOR * MODEL.hidden_size * 2
     over_stages = [
         each
         for each in collective_traffic(program, plan.mesh).collectives
@@ -177,17 +186,30 @@ def test_a_head_that_stages_share_leaves_passes_joint_and_sends_the_stream_once_
 
 @needs_cuda
 def test_one_message_of_a_tick_waits_where_no_stage_is_idle():
-    model = MODEL.replace(num_hidden_layers=2)
-    order = paired_interleaved(Placement.linear(2), 8, (1,), turn=1)
-    plan = joint_plan(in_ticks(order, (1,), (1,), Packing.TOGETHER), shares_head=True)
+    program, plan = turned_step()
     runs = [each for each in plan.tick_program.segments if each.pattern[0].full]
     (both,) = (each for each in runs if Kind.FORWARD in each.pattern[0].kinds)
     found = [
         each
-        for each in compiled_flights(compiled_step(plan, model), plan)
+        for each in compiled_flights(program, plan)
         if each.collective.in_loop
         and each.collective.executions == both.count
         and each.products_around
     ]
     assert len(found) == 10, "of a layer forwards and backwards"
     assert sum(not each.products for each in found) <= 1
+
+
+@needs_cuda
+def test_a_branch_of_joint_ticks_returns_the_residuals_of_one_layer_and_no_ring():
+    program, _ = turned_step()
+    computations = parse_module(program.as_text()).computations.values()
+    branches = [each for each in itertools.chain(*computations) if each.opcode == "conditional"]
+    feed_forward = f"{SEQUENCE},{MODEL.intermediate_size // TENSOR}]"
+    residuals = {
+        shape
+        for each in branches
+        for shape in re.findall(r"bf16(\[\S+?\])", each.shape)
+        if shape.endswith(feed_forward)
+    }
+    assert residuals == {f"[1,{feed_forward}"}

@@ -65,8 +65,10 @@ def tables(draw):
 @st.composite
 def programs(draw):
     table = draw(tables())
-    branch_free = not table.schedule.split_backward and draw(st.booleans())
-    return TickProgram.of(table, branch_free=branch_free)
+    forms = [{"branch_free": False}]
+    if not table.schedule.split_backward:
+        forms += [{"branch_free": True}, {"branch_free": False, "joint": True}]
+    return TickProgram.of(table, **draw(st.sampled_from(forms)))
 
 
 @st.composite
@@ -137,19 +139,20 @@ class Replay:
         before = [dict(made) for made in self.made]
         for stage in range(self.placement.stages):
             tick_row = {name: int(column[tick, stage]) for name, column in self._columns()}
-            for kind in form.kinds:
+            for kind in sorted(form.kinds, key=self._is_written_last):
+                written = 4 * tick + (2 if self._is_written_last(kind) else 0)
                 if tick_row[f"{kind.value}.microbatch"] != NOTHING:
                     getattr(self, f"_{kind.name.lower()}")(stage, tick_row, 4 * tick)
                     microbatch, moment = tick_row[f"{kind.value}.microbatch"], 4 * tick
                     chunk = self.placement.chunks_of(stage)[tick_row[f"{kind.value}.chunk"]]
-                    moment += list(Kind).index(kind)
+                    moment = max(written, moment + list(Kind).index(kind))
                     self._layers(stage, tick, kind, microbatch, chunk, moment)
                     continue
                 if kind is not Kind.WEIGHT:
                     self.made[stage][kind.value] = GARBAGE
-                if kind is Kind.FORWARD and self.program.branch_free:
+                if kind is Kind.FORWARD and (self.program.branch_free or self.rows.behind):
                     chunk = self.placement.chunks_of(stage)[0]
-                    self._layers(stage, tick, kind, GARBAGE, chunk, 4 * tick)
+                    self._layers(stage, tick, kind, GARBAGE, chunk, written)
         for number in form.channels:
             channel = self.program.channels[number]
             for source, target in channel.pairs:
@@ -158,6 +161,9 @@ class Replay:
                 if slot != NOTHING:
                     ring = "inputs" if channel.kind is Kind.FORWARD else "cotangents"
                     self.rings[target][ring].write(slot, label, 4 * tick + ARRIVAL)
+
+    def _is_written_last(self, kind):
+        return self.rows.behind and kind is Kind.FORWARD
 
     def _layers(self, stage, tick, kind, microbatch, chunk, moment):
         """Reads what an action needs of each layer, and then writes what it makes."""
@@ -232,6 +238,23 @@ def test_every_action_finds_what_was_made_for_it_in_the_fewest_slots(drawn):
         assert slots == max(rings[name].largest_overlap for rings in replay.rings), name
 
 
+@pytest.mark.parametrize("hop", [1, 2])
+@pytest.mark.parametrize("turn", [0, 1])
+def test_a_forward_takes_the_rows_of_its_ticks_backward_if_that_reads_nothing_it_leaves(turn, hop):
+    hops, chunks = (hop,), Placement.linear(2)
+    order = paired_interleaved(chunks, 8, hops, turn=turn)
+    table = in_ticks(order, hops, hops, Packing.TOGETHER)
+    program = TickProgram.of(table, branch_free=False, joint=True)
+    pool = RingPool((None,), (RingLeaf(0, 0, Kind.FORWARD, Kind.BACKWARD),))
+    replay = Replay(program, pool, (1, 1)).run()
+    assert replay.rows.behind == bool(turn)
+    assert not Replay(program, pool, (1, 2)).run().rows.behind, "a chunk's rows are all written"
+    forwards, backwards = (replay.rows.of_kind[Kind(kind)][:, 0, 0, 0] for kind in "FB")
+    both = (program.columns["joint"] == 1)[:, 0]
+    assert both.any()
+    assert (forwards[both] == backwards[both]).any() == bool(turn)
+
+
 @SOME
 @hypothesis.given(programs())
 def test_channels_are_permutations_that_carry_every_hop(program):
@@ -259,7 +282,7 @@ def test_segments_follow_one_another_and_say_what_happens_in_them(program):
     firsts = [segment.first for segment in program.segments]
     ends = [segment.first + segment.count for segment in program.segments]
     assert [*firsts, program.ticks.ticks] == [0, *ends]
-    if not program.branch_free:
+    if not (program.branch_free or program.joint):
         assert len(program.segments) == 1
     for segment in program.segments:
         period = len(segment.pattern)
