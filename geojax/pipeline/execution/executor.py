@@ -44,7 +44,7 @@ from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
 from geojax.pipeline.execution.ring_pool import RingRows
 from geojax.pipeline.execution.shared_head import SharedHead
-from geojax.pipeline.execution.stage_chunks import Rings, StageChunks
+from geojax.pipeline.execution.stage_chunks import ChunkVisit, Rings, StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
 from geojax.pipeline.execution.tick_program import (
     FULL_TICKS,
@@ -284,16 +284,16 @@ class _Run:
         self, inputs: jax.Array, loss: jax.Array, tick_row: TickRow, before: list[jax.Array]
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Run a chunk forwards, and after the last one the head: inputs, stream and loss."""
-        microbatch, context, tick_row = self._begin(Kind.FORWARD, tick_row, before)
-        x = self._first_stream(inputs, tick_row, microbatch)
-        x = self._layers.forward_only(x, tick_row["F.chunk"], microbatch, context)
-        head, runs_head = self._functions.head, tick_row["F.last"] == 1
+        visit, tick_row = self._begin(Kind.FORWARD, tick_row, before)
+        x = self._first_stream(inputs, tick_row, visit.batch)
+        x = self._layers.forward_only(x, visit)
+        head, batch, runs_head = self._functions.head, visit.batch, tick_row["F.last"] == 1
         if self._shared_head is not None:
             head, number = self._shared_head.loss, tick_row["head.of_forward"]
-            microbatch, runs_head = self._microbatch(after(number, x)), number != NOTHING
+            batch, runs_head = self._microbatch(after(number, x)), number != NOTHING
         loss = lax.cond(
             runs_head,
-            lambda x: typed_like(loss + head(self._weights.last, x, microbatch), loss),
+            lambda x: typed_like(loss + head(self._weights.last, x, batch), loss),
             lambda x: loss,
             x,
         )
@@ -388,23 +388,9 @@ class _Run:
         self, form: TickForm, state: _State, tick_row: TickRow, arrived: list[jax.Array]
     ) -> tuple[_State, dict[str, jax.Array]]:
         """Run the forward and the backward that a tick has for this stage, and what they made."""
-        if not self._rows.behind:
-            return self._branches(form, state, tick_row, None, arrived)
-        kept, state = state.rings, state._replace(rings=self._layers.unkept)
-        state, made = self._branches(form, state, tick_row, kept, arrived)
-        if Kind.FORWARD in form.kinds:
-            kept = self._layers.keep(kept, tick_row["F.rows"], state.rings)
-        return state._replace(rings=kept), made
-
-    def _branches(
-        self,
-        form: TickForm,
-        state: _State,
-        tick_row: TickRow,
-        kept: Rings | None,
-        arrived: list[jax.Array],
-    ) -> tuple[_State, dict[str, jax.Array]]:
-        """Do as `_passes`, and read from the rings `kept`; None: from those of the state."""
+        kept: Rings | None = None
+        if self._rows.behind:
+            kept, state = state.rings, state._replace(rings=self._layers.unkept)
         turns_later = self._program.ticks.turns_later
         if form.head and turns_later:
             state = self._run_shared_head(tick_row, [state.loss, *arrived], state)
@@ -435,27 +421,32 @@ class _Run:
             state = jax.tree.map(typed_like, state, before)
             return state, {"F": self._layers.typed(stream), "B": self._layers.typed(cotangent)}
 
-        if not (self._program.joint and {Kind.FORWARD, Kind.BACKWARD} <= set(form.kinds)):
-            return one_by_one(state)
-        if form.full:
-            return jointly(state)
-        made: tuple[_State, dict[str, jax.Array]]
-        made = lax.cond(tick_row["joint"] == 1, jointly, one_by_one, state)
-        return made
+        both = {Kind.FORWARD, Kind.BACKWARD} <= set(form.kinds)
+        if not (self._program.joint and both):
+            state, made = one_by_one(state)
+        elif form.full:
+            state, made = jointly(state)
+        else:
+            state, made = lax.cond(tick_row["joint"] == 1, jointly, one_by_one, state)
+        if kept is None:
+            return state, made
+        if Kind.FORWARD in form.kinds:
+            kept = self._layers.keep(kept, tick_row["F.rows"], state.rings)
+        return state._replace(rings=kept), made
 
     def _forward(self, tick_row: TickRow, before: list[jax.Array]) -> tuple[jax.Array, _Pass]:
         """Return whether the tick has a forward for this stage, and what runs it."""
         valid = tick_row["F.microbatch"] != NOTHING
-        microbatch, context, tick_row = self._begin(Kind.FORWARD, tick_row, before)
+        visit, tick_row = self._begin(Kind.FORWARD, tick_row, before)
 
         @jax.named_scope(SCOPE_OF[Kind.FORWARD])
         def do(state: _State) -> tuple[_State, jax.Array]:
-            x = self._first_stream(state.inputs, tick_row, microbatch)
+            x = self._first_stream(state.inputs, tick_row, visit.batch)
             # Layers gather the documents' numbers, which do not need the stream.
-            inputs_of_layers = after((microbatch, context), x)
-            rows = self._layers.unkept_rows if self._rows.behind else tick_row["F.rows"]
+            batch, context = after((visit.batch, visit.context), x)
+            rows = self._layers.unkept_rows if self._rows.behind else visit.rows
             x, balance, rings = self._layers.forward(
-                x, state.rings, rows, tick_row["F.chunk"], *inputs_of_layers
+                x, state.rings, ChunkVisit(visit.chunk, rows, batch, context)
             )
             total = state.balance
             if balance is not None and total is not None:
@@ -479,7 +470,7 @@ class _Run:
     ) -> tuple[jax.Array, _Pass]:
         """Return whether the tick has a backward for this stage, and what runs it."""
         valid = tick_row["B.microbatch"] != NOTHING
-        microbatch, context, tick_row = self._begin(Kind.BACKWARD, tick_row, before)
+        visit, tick_row = self._begin(Kind.BACKWARD, tick_row, before)
 
         @jax.named_scope(SCOPE_OF[Kind.BACKWARD])
         def do(state: _State) -> tuple[_State, jax.Array]:
@@ -489,24 +480,19 @@ class _Run:
             if self._shared_head is None:
                 cotangent, loss, last = lax.cond(
                     is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
-                    arrived, loss, last, microbatch,
+                    arrived, loss, last, visit.batch,
                 )  # fmt: skip
-            rows, chunk = tick_row["B.rows"], tick_row["B.chunk"]
             rings, layers = state.rings if kept is None else kept, state.sums.layers
             if self._program.ticks.schedule.split_backward:
-                cotangent, rings = self._layers.input_gradient(
-                    cotangent, rings, rows, chunk, microbatch, context
-                )
+                cotangent, rings = self._layers.input_gradient(cotangent, rings, visit)
                 state = state._replace(rings=rings)
             else:
                 only_if = valid if self._program.branch_free else None
-                cotangent, layers = self._layers.backward(
-                    cotangent, rings, rows, chunk, microbatch, context, layers, only_if
-                )
+                cotangent, layers = self._layers.backward(cotangent, rings, visit, layers, only_if)
             is_first = valid & (tick_row["B.first"] == 1)
             first = lax.cond(
                 is_first, self._embed_gradients, lambda x, sums, _: sums,
-                cotangent, state.sums.first, microbatch,
+                cotangent, state.sums.first, visit.batch,
             )  # fmt: skip
             # Nothing reads these sums soon, and what waits for the tick must wait for them too.
             cotangent = functools.reduce(after, jax.tree.leaves(first), cotangent)
@@ -566,12 +552,10 @@ class _Run:
     ) -> _State:
         """Add the gradients of a chunk's weights, if the tick has them for this stage."""
         valid = tick_row["W.microbatch"] != NOTHING
-        _, context, tick_row = self._begin(Kind.WEIGHT, tick_row, before)
+        visit, _ = self._begin(Kind.WEIGHT, tick_row, before)
 
         def do(state: _State) -> _State:
-            sums = self._layers.weight_gradients(
-                state.rings, tick_row["W.rows"], tick_row["W.chunk"], context, state.sums.layers
-            )
+            sums = self._layers.weight_gradients(state.rings, visit, state.sums.layers)
             loss = after(state.loss, jax.tree.leaves(sums)[0])
             return state._replace(loss=loss, sums=state.sums._replace(layers=sums))
 
@@ -579,15 +563,17 @@ class _Run:
 
     def _begin(
         self, kind: Kind, tick_row: TickRow, before: list[jax.Array]
-    ) -> tuple[Microbatch, Any, TickRow]:
-        """Return the microbatch of an action, its context, and the tick's row.
+    ) -> tuple[ChunkVisit, TickRow]:
+        """Return an action's visit to its chunk, and the tick's row.
 
         Reads by this row begin when all of `before` have been computed. The context is not made in
         a branch: XLA would fuse its sines and masks into all that reads them there.
         """
         tick_row = functools.reduce(after, before, tick_row)
         microbatch = self._microbatch(tick_row[f"{kind.value}.microbatch"])
-        return microbatch, self._functions.context(microbatch), tick_row
+        context = self._functions.context(microbatch)
+        chunk, rows = tick_row[f"{kind.value}.chunk"], tick_row[f"{kind.value}.rows"]
+        return ChunkVisit(chunk, rows, microbatch, context), tick_row
 
     def _microbatch(self, number: jax.Array) -> Microbatch:
         return layer_slice(self._microbatches, jnp.maximum(number, 0))

@@ -152,12 +152,13 @@ def _intervals(
         for stage, action in schedule.actions():
             if action.kind is first:
                 entries = [(kind, tick_of[action._replace(kind=kind)]) for kind in between]
-                start, end = _written(*entries[0], behind), _moment(*entries[-1])
+                start = _moment(Kind.WEIGHT if behind else first, tick_of[action])
+                end = _moment(*entries[-1])
                 layers = layers_per_chunk[action.chunk]
                 yield _RingInterval(ring, stage, start, end, layers, columns, entries)
         if first is Kind.FORWARD:
             for stage, tick in idle:
-                moment = _written(first, tick, behind)
+                moment = _moment(Kind.WEIGHT if behind else first, tick)
                 layers = layers_per_chunk[schedule.placement.chunks_of(stage)[0]]
                 yield _RingInterval(ring, stage, moment, moment, layers, columns, [(first, tick)])
 
@@ -193,10 +194,6 @@ def _assign(intervals: list[_RingInterval], of_kind: dict[Kind, np.ndarray]) -> 
 
 def _rank(kind: Kind) -> int:
     return KIND_RANK[kind]
-
-
-def _written(kind: Kind, tick: int, behind: bool) -> int:
-    return _moment(Kind.WEIGHT if behind else kind, tick)
 
 
 def _moment(kind: Kind, tick: int) -> int:

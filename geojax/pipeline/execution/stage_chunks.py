@@ -8,7 +8,7 @@ their loops then have a length that the stage knows and the program does not.
 import copy
 import dataclasses
 import functools
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -110,6 +110,17 @@ class RingStash(RingStore):
         return rings
 
 
+class ChunkVisit(NamedTuple):
+    """A microbatch's visit to one of the stage's chunks, forwards or backwards."""
+
+    chunk: jax.Array
+    """The chunk's number on the stage."""
+    rows: jax.Array
+    """[layers, columns]: the rows of the rings that it reads or writes (see `RingRows`)."""
+    batch: Microbatch
+    context: Any
+
+
 class StageChunks:
     """The chunks of one stage, in one trace of the program."""
 
@@ -209,21 +220,12 @@ class StageChunks:
         return typed_like(x, self.stream)
 
     def forward(
-        self,
-        x: jax.Array,
-        rings: Rings,
-        rows: jax.Array,
-        chunk: jax.Array,
-        batch: Microbatch,
-        context: Any,
+        self, x: jax.Array, rings: Rings, visit: ChunkVisit
     ) -> tuple[jax.Array, jax.Array | None, Rings]:
-        """Run a chunk forwards: the stream, what its balance adds to the loss, and the rings.
-
-        `rows` [layers, columns] are those of `RingRows`.
-        """
+        """Run a chunk forwards: the stream, what its balance adds to the loss, and the rings."""
         balance = None if self.balance is None else zeros_of(self.balance)
-        made = self._chunk(chunk, rings, rows).forward(
-            self._weights_of(chunk), x, batch, context, balance=balance
+        made = self._chunk(visit, rings).forward(
+            self._weights_of(visit.chunk), x, visit.batch, visit.context, balance=balance
         )
         return made.x, made.balance_loss, made.residuals.layers[0]
 
@@ -240,27 +242,20 @@ class StageChunks:
     def keep(self, rings: Rings, rows: jax.Array, residuals: Rings) -> Rings:
         """Write one chunk's residuals, each [layers, ...], into `rows` [layers, 1] of the rings."""
         for layer in range(self.max_layers_per_chunk):
-            row = rows[layer, 0]
-            rings = [
-                put_at(ring, of_chunk[layer], row)
-                for ring, of_chunk in zip(rings, residuals, strict=True)
-            ]
+            pairs = zip(rings, residuals, strict=True)
+            rings = [put_at(ring, kept[layer], rows[layer, 0]) for ring, kept in pairs]
         return rings
 
-    def forward_only(
-        self, x: jax.Array, chunk: jax.Array, batch: Microbatch, context: Any
-    ) -> jax.Array:
+    def forward_only(self, x: jax.Array, visit: ChunkVisit) -> jax.Array:
         """Run a chunk forwards and keep nothing."""
-        return self._chunk(chunk).forward_only(self._weights_of(chunk), x, batch, context)[0]
+        weights = self._weights_of(visit.chunk)
+        return self._chunk(visit).forward_only(weights, x, visit.batch, visit.context)[0]
 
     def backward(
         self,
         cotangent: jax.Array,
         rings: Rings,
-        rows: jax.Array,
-        chunk: jax.Array,
-        batch: Microbatch,
-        context: Any,
+        visit: ChunkVisit,
         sums: Tree,
         only_if: jax.Array | None,
     ) -> tuple[jax.Array, Tree]:
@@ -268,60 +263,48 @@ class StageChunks:
 
         These are added only if `only_if` is true; None: they are.
         """
-        made = self._chunk(chunk, rings, rows).backward(
-            self._weights_of(chunk),
+        made = self._chunk(visit, rings).backward(
+            self._weights_of(visit.chunk),
             self._residuals(rings),
             cotangent,
-            batch,
-            context,
-            SliceGradients(self._first_in_stack(chunk), only_if),
+            visit.batch,
+            visit.context,
+            SliceGradients(self._first_in_stack(visit.chunk), only_if),
             sums,
         )
         return made.x, made.layers
 
     def input_gradient(
-        self,
-        cotangent: jax.Array,
-        rings: Rings,
-        rows: jax.Array,
-        chunk: jax.Array,
-        batch: Microbatch,
-        context: Any,
+        self, cotangent: jax.Array, rings: Rings, visit: ChunkVisit
     ) -> tuple[jax.Array, Rings]:
         """Run the first half of `backward`: the cotangent, and the rings with the stash."""
-        made = self._chunk(chunk, rings, rows).input_gradient(
-            self._weights_of(chunk), self._residuals(rings), cotangent, batch, context
+        weights, residuals = self._weights_of(visit.chunk), self._residuals(rings)
+        made = self._chunk(visit, rings).input_gradient(
+            weights, residuals, cotangent, visit.batch, visit.context
         )
         return made.x, made.layers[0]
 
-    def weight_gradients(
-        self, rings: Rings, rows: jax.Array, chunk: jax.Array, context: Any, sums: Tree
-    ) -> Tree:
+    def weight_gradients(self, rings: Rings, visit: ChunkVisit, sums: Tree) -> Tree:
         """Run the second half: `sums` with the gradients of a chunk's weights."""
-        added: Tree = self._chunk(chunk, rings, rows).weight_gradients(
-            self._weights_of(chunk),
-            self._residuals(rings),
-            [rings],
-            context,
-            SliceGradients(self._first_in_stack(chunk)),
-            sums,
+        sink = SliceGradients(self._first_in_stack(visit.chunk))
+        weights, residuals = self._weights_of(visit.chunk), self._residuals(rings)
+        added: Tree = self._chunk(visit, rings).weight_gradients(
+            weights, residuals, [rings], visit.context, sink, sums
         )
         return added
 
-    def _chunk(
-        self, number: jax.Array, rings: Rings | None = None, rows: jax.Array | None = None
-    ) -> Chunk:
-        """Return one of the stage's chunks, with the rows of the rings that it reads or writes."""
-        number = jnp.maximum(number, 0)
+    def _chunk(self, visit: ChunkVisit, rings: Rings | None = None) -> Chunk:
+        """Return one of the stage's chunks, with the rings that it reads or writes."""
+        number = jnp.maximum(visit.chunk, 0)
         count = jnp.int32(self.max_layers_per_chunk) if self._static else self._counts[number]
         layers = Layers((LayerSpan(count, self._functions.layer),), self._firsts[number])
-        if rings is None or rows is None:
+        if rings is None:
             return Chunk(self._functions, layers)
         leaves, saved = self.pool.leaves, len(self.residuals.saved)
-        store = RingStore(rings, rows, leaves[:saved], self.residuals)
+        store = RingStore(rings, visit.rows, leaves[:saved], self.residuals)
         layers = dataclasses.replace(layers, store=store)
         if self.stashed is not None:
-            stash = RingStash(rings, rows, leaves[saved:], self.stashed, count)
+            stash = RingStash(rings, visit.rows, leaves[saved:], self.stashed, count)
             layers = dataclasses.replace(layers, stash_store=stash, split=self.stashed.split)
         return Chunk(self._functions, layers)
 
