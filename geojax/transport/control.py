@@ -206,7 +206,7 @@ class ControlConnection:
                 )
             except (OSError, Refused) as error:
                 self.problem = _in_words(error)
-                self._closed.wait(_PAUSE_SECONDS)
+                self._closed.wait(min(_PAUSE_SECONDS, self._route.retry_seconds))
             else:
                 self.problem = None
                 self.hear()

@@ -27,7 +27,7 @@ _CHALLENGE_BYTES, _MAC_BYTES = 16, 32
 _HELLO = struct.Struct("!HHHQQ16s")
 _COUNT = struct.Struct("!Q")
 _HANDSHAKE_SECONDS = 10.0
-_SIGNS = 32
+_SIGNS = 64
 """Heartbeats, or attempts to connect, in the time after which a silent peer counts as lost."""
 _MOST_STRANGERS = 64
 """Connections whose other end has not shown the key yet."""
@@ -88,15 +88,15 @@ def open_channel(
         channel: subject of the connection.
         number: number of the connection among those of its channel, more than all before.
         received: count of frames or bytes that have come here over earlier ones.
-        seconds: time for all of it.
+        seconds: time to connect, and once more for the handshake.
 
     Raises:
         ConnectionRefusedError: nobody listens there.
         OSError: no connection, or no answer in time.
         Refused: the peer has closed it, or is not the one that was meant.
     """
-    deadline = time.monotonic() + seconds
     connection = dial(route.address, seconds, route.retry_seconds)
+    deadline = time.monotonic() + seconds
     try:
         challenge = _receive(connection, _CHALLENGE_BYTES, deadline)
         own_challenge = secrets.token_bytes(_CHALLENGE_BYTES)

@@ -14,6 +14,7 @@ from support.processes import PATIENCE_SECONDS
 from geojax.errors import UserError
 from geojax.transport.handshake import Party, PeerRoute, Refused, confirm, open_channel
 from geojax.transport.peer_listener import PeerListener
+from geojax.transport.tcp import dial
 
 KEY = bytes(range(32))
 OWN, PEER = Party(0, "own start"), Party(1, "peer's start")
@@ -87,6 +88,18 @@ def test_a_port_without_the_key_is_refused_by_the_peer():
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(Refused, match="its key is another"):
             open_channel(route(other.getsockname()), 0, 1, 0, PATIENCE_SECONDS)
+
+
+def test_a_handshake_has_its_time_after_a_connection_that_came_late(port, monkeypatch):
+    def late(address, seconds, pause):
+        time.sleep(seconds)
+        return dial(address, PATIENCE_SECONDS, pause)
+
+    monkeypatch.setattr("geojax.transport.handshake.dial", late)
+    address, _ = port
+    connection, count = open_channel(route(address), 3, 5, 11, 0.5)
+    connection.close()
+    assert count == 7
 
 
 @pytest.mark.parametrize("rubbish", [b"\0\0\0\0", bytes(36) + bytes(32), None])
