@@ -187,9 +187,9 @@ class RestoreSave(NamedTuple):
 
 
 class CommitStep(NamedTuple):
-    """Act on a step: complete its save and publish its metrics, with the membership_id.
+    """Act on a step that counts: complete what the sites share of it, with the membership_id.
 
-    Who receives either refuses an older id than it knows.
+    Who receives it refuses an older id than it knows.
     """
 
     step: int

@@ -18,8 +18,9 @@ The caller does the actions of one call in their order, before it gives the next
     ComputeSums          compute the site's shares of the batch under the record's members
     ApplySums, TakeState, RestoreSave
                          change the state on the devices, and keep the sums of ApplySums
-    CommitStep           complete the save of the step and publish its metrics (the holder alone
-                         publishes); give Elapsed before, after any suspension
+    CommitStep           the step counts: complete what all sites share of it (the holder alone
+                         publishes); give Elapsed before, after any suspension. Sites that share
+                         nothing do nothing: the membership_id says whose save is newer
     ReleaseSums          drop the sums of a step
     StopActing, WaitFor  print a line
 
