@@ -1,0 +1,43 @@
+"""Compiled ahead of time for H100s, a layer's gradients are added to their sums in one pass."""
+
+import itertools
+
+from support.h100 import h100_devices, needs_cuda, small_llama
+from support.plans import step_plan_on
+
+from geojax.hlo.module import parse_module
+from geojax.mesh import make_mesh
+from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.precision import policy
+from geojax.runtime.compilation import without_compilation_cache
+from geojax.runtime.xla_flags import gpu_compiler_options
+from geojax.step.program import batch_shape, lower_step
+from geojax.step.state import state_layouts
+
+LAYERS, MICROBATCHES, SEQUENCE = 4, 2, 1024
+
+
+def compiled_step(plan):
+    model, settings = small_llama(LAYERS), OptimizerSettings()
+    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
+    layouts = state_layouts(model, optimizer, plan)
+    lowered = lower_step(
+        layouts, model, plan, optimizer, schedule, batch_shape(MICROBATCHES, SEQUENCE)
+    )
+    with without_compilation_cache():
+        return lowered.compile(gpu_compiler_options() | (plan.compiler_options or {}))
+
+
+@needs_cuda
+def test_no_layer_of_a_sum_is_copied_to_be_added_to():
+    mesh = make_mesh(devices=h100_devices(sites=1, hosts=1)[:1])
+    plan = step_plan_on(mesh, policy("bf16"), MICROBATCHES)
+    computations = parse_module(compiled_step(plan).as_text()).computations.values()
+    made = [
+        each.shape
+        for each in itertools.chain.from_iterable(computations)
+        if each.opcode.startswith("fusion")
+    ]
+    for kernel in ("1024,4096]", "4096,1024]"):
+        assert any(f"f32[{LAYERS},{kernel}" in shape for shape in made), "the sums"
+        assert not any(f"f32[1,{kernel}" in shape for shape in made), "a layer of them"
