@@ -2,37 +2,24 @@
 
 import itertools
 
-from support.h100 import h100_devices, needs_cuda, small_llama
+from support.h100 import compiled_step, h100_devices, needs_cuda, small_llama
 from support.plans import step_plan_on
 
 from geojax.hlo.module import parse_module
 from geojax.mesh import make_mesh
-from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.precision import policy
-from geojax.runtime.compilation import without_compilation_cache
-from geojax.runtime.xla_flags import gpu_compiler_options
-from geojax.step.program import batch_shape, lower_step
-from geojax.step.state import state_layouts
+from geojax.step.program import batch_shape
 
 LAYERS, MICROBATCHES, SEQUENCE = 4, 2, 1024
-
-
-def compiled_step(plan):
-    model, settings = small_llama(LAYERS), OptimizerSettings()
-    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
-    layouts = state_layouts(model, optimizer, plan)
-    lowered = lower_step(
-        layouts, model, plan, optimizer, schedule, batch_shape(MICROBATCHES, SEQUENCE)
-    )
-    with without_compilation_cache():
-        return lowered.compile(gpu_compiler_options() | (plan.compiler_options or {}))
 
 
 @needs_cuda
 def test_no_layer_of_a_sum_is_copied_to_be_added_to():
     mesh = make_mesh(devices=h100_devices(sites=1, hosts=1)[:1])
     plan = step_plan_on(mesh, policy("bf16"), MICROBATCHES)
-    computations = parse_module(compiled_step(plan).as_text()).computations.values()
+    batch = batch_shape(MICROBATCHES, SEQUENCE)
+    program, _ = compiled_step(small_llama(LAYERS), plan, batch)
+    computations = parse_module(program.as_text()).computations.values()
     made = [
         each.shape
         for each in itertools.chain.from_iterable(computations)

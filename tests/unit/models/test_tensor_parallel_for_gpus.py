@@ -6,7 +6,7 @@ import itertools
 import re
 
 import pytest
-from support.h100 import h100_devices, needs_cuda
+from support.h100 import compiled_step, h100_devices, needs_cuda
 from support.plans import step_plan_on
 
 from geojax.hlo import collective_traffic
@@ -14,7 +14,6 @@ from geojax.hlo.module import parse_module
 from geojax.hlo.overlap import flights
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
-from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
 from geojax.pipeline.generators.paired import paired_interleaved
@@ -27,26 +26,18 @@ from geojax.planner.cost.layer import LayerTimes, Piece
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.precision import policy
-from geojax.runtime.compilation import without_compilation_cache
-from geojax.runtime.xla_flags import gpu_compiler_options
-from geojax.step.program import batch_shape, lower_step
+from geojax.step.program import batch_shape
 from geojax.step.stage_layers import StagedLayers
-from geojax.step.state import state_layouts
 from geojax.topology import Topology
 
 LAYERS, TENSOR, SEQUENCE = 4, 8, 4096
 MODEL = ModelConfig.load("llama3-70b").replace(num_hidden_layers=LAYERS, vocab_size=4096)
 
 
-def compiled_step(plan, model=MODEL):
+def program_of(plan, model=MODEL):
     """The program of a step."""
-    settings = OptimizerSettings()
-    optimizer, schedule = make_optimizer(settings, 10), learning_rate_schedule(settings, 10)
-    sequences = plan.layout.batch.microbatches
-    layouts, batch = state_layouts(model, optimizer, plan), batch_shape(sequences, SEQUENCE)
-    lowered = lower_step(layouts, model, plan, optimizer, schedule, batch)
-    with without_compilation_cache():
-        return lowered.compile(gpu_compiler_options() | (plan.compiler_options or {}))
+    batch = batch_shape(plan.layout.batch.microbatches, SEQUENCE)
+    return compiled_step(model, plan, batch)[0]
 
 
 def of_activations(collective):
@@ -85,7 +76,7 @@ def hidden_share_of_model(plan, **batch):
 def test_input_gradients_are_scattered_while_weight_gradients_are_computed(precision, backend):
     mesh = make_mesh(tensor=TENSOR, devices=h100_devices(sites=1, hosts=1))
     plan = step_plan_on(mesh, policy(precision), sequence_parallel=True, fp8_backend=backend)
-    found = compiled_flights(compiled_step(plan), plan)
+    found = compiled_flights(program_of(plan), plan)
 
     def executions(kind, beside):
         return sum(
@@ -106,7 +97,7 @@ def test_input_gradients_are_scattered_while_weight_gradients_are_computed(preci
 def test_one_message_of_a_backward_waits_where_what_enters_is_gathered_again():
     mesh = make_mesh(tensor=TENSOR, devices=h100_devices(sites=1, hosts=1))
     plan = step_plan_on(mesh, policy("bf16"), sequence_parallel=True, remat="selective")
-    program = compiled_step(plan)
+    program = program_of(plan)
     beside = sum(
         each.collective.executions for each in compiled_flights(program, plan) if each.products
     )
@@ -121,7 +112,7 @@ def test_parts_of_the_stream_travel_while_others_are_multiplied():
     mesh = make_mesh(tensor=TENSOR, devices=h100_devices(sites=1, hosts=1))
     options = {"sequence_parallel": True, "remat": "selective", "chunks": 2}
     plan = step_plan_on(mesh, policy("bf16"), **options)
-    program = compiled_step(plan)
+    program = program_of(plan)
     of_part = SEQUENCE // 2 * MODEL.hidden_size * 2
     scattered = [
         each
@@ -154,7 +145,7 @@ def test_a_forward_and_a_backward_in_one_tick_hide_what_either_sends():
     model = MODEL.replace(num_hidden_layers=2)
     plan = joint_plan(tick_table("1f1b", Placement.linear(2), 8, [1]), shares_head=False)
     # Of fourteen messages of a tick embedding and head, in branches of their own, have four.
-    beside = share_beside_products(compiled_step(plan, model), plan) * 14 / 10
+    beside = share_beside_products(program_of(plan, model), plan) * 14 / 10
     assert beside > 0.75
     assert hidden_share_of_model(plan, microbatches=10**6, global_batch_size=10**6) <= beside + 0.05
 
@@ -164,7 +155,7 @@ def turned_step():
     """The program and the plan of stages that share a head, and turn a tick later."""
     order = paired_interleaved(Placement.linear(2), 8, (1,), turn=1)
     plan = joint_plan(in_ticks(order, (1,), (1,), Packing.TOGETHER), shares_head=True)
-    return compiled_step(plan, MODEL.replace(num_hidden_layers=2)), plan
+    return program_of(plan, MODEL.replace(num_hidden_layers=2)), plan
 
 
 @needs_cuda
