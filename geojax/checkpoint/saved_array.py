@@ -12,7 +12,7 @@ Padding belongs to no run. A shard that a device of any layout needs is read as 
 dim the positions that one array has.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -70,24 +70,23 @@ class SavedArray(NamedTuple):
 
         It is `PADDING` for an index that the array does not hold.
         """
-        positions = tuple(np.full(size, PADDING) for size in shape)
-        for dim, runs in zip(positions, self.dims, strict=True):
-            for run in runs:
-                held = np.arange(run.length)
-                dim[held + run.first_index] = held + run.first_position
-        return positions
+        return self._filled(shape, lambda run: (run.first_index, run.first_position))
 
     def indices(self, shape: Sequence[int]) -> Indices:
         """Return along each dim the model's index of each position of the saved array.
 
         It is `PADDING` for a position that belongs to no run.
         """
-        indices = tuple(np.full(size, PADDING) for size in shape)
-        for dim, runs in zip(indices, self.dims, strict=True):
+        return self._filled(shape, lambda run: (run.first_position, run.first_index))
+
+    def _filled(self, shape: Sequence[int], ends: Callable[[Run], tuple[int, int]]) -> Indices:
+        """Fill the entries of each run, from the first of `ends` on, by numbers from the other."""
+        filled = tuple(np.full(size, PADDING) for size in shape)
+        for dim, runs in zip(filled, self.dims, strict=True):
             for run in runs:
-                held = np.arange(run.length)
-                dim[held + run.first_position] = held + run.first_index
-        return indices
+                first, number = ends(run)
+                dim[first : first + run.length] = np.arange(number, number + run.length)
+        return filled
 
 
 def indices_of_site(layout: LeafLayout, mesh: Mesh, site: int | None) -> Indices:

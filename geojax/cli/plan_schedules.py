@@ -134,8 +134,7 @@ def _as_configured(pipeline: SimulatedPipeline) -> str:
             f"{microbatches} above"
         )
     plan = resolved_plan(config, abstract_run_mesh(config))
-    assert plan.tick_program is not None, "there is a pipeline"
-    table = plan.tick_program.ticks
+    table = plan.program.ticks
     settled = staged.layout.changed(pipeline={"layers": layers.layers_per_chunk})
     own = dataclasses.replace(staged, layout=settled)
     timeline = lock_step(table, own.costs(layers.placement))

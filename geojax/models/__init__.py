@@ -1,12 +1,11 @@
 """Decoder-only transformers of Flax modules, as functions on plain parameter trees."""
 
-from geojax.models.chunk.remat import Remat
 from geojax.models.config import ModelConfig, RopeParameters
 from geojax.models.own.decoder import Decoder
 from geojax.models.own.settings import AnyModel, OwnModel
 from geojax.models.parallel.limits import check_parallelism
-from geojax.models.parallel.parallelism import SINGLE_DEVICE, Parallelism
-from geojax.models.parallel.partition import Partition, partitions
+from geojax.models.parallel.parallelism import Parallelism
+from geojax.models.parallel.partition import partitions
 from geojax.models.parameters import (
     Parameters,
     init_parameters,
@@ -17,7 +16,6 @@ from geojax.models.parameters import (
 from geojax.models.transformer import Batch, logits, loss_sum
 
 __all__ = [
-    "SINGLE_DEVICE",
     "AnyModel",
     "Batch",
     "Decoder",
@@ -25,8 +23,6 @@ __all__ = [
     "OwnModel",
     "Parallelism",
     "Parameters",
-    "Partition",
-    "Remat",
     "RopeParameters",
     "check_parallelism",
     "init_parameters",

@@ -4,7 +4,8 @@ A collective over several leaves can put them into common buckets where they are
 same axes; here leaves are grouped by that, or by any other key of their layouts.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -42,6 +43,17 @@ def map_by_group(
         made = function(key, [leaves[i] for i in positions], [leaf_layouts[i] for i in positions])
         results.update(zip(positions, made, strict=True))
     return jax.tree.unflatten(structure, [results[index] for index in range(len(leaves))])
+
+
+def largest_group(keys: Iterable[Hashable], layouts: Sequence[LeafLayout]) -> list[int]:
+    """Return the positions of the leaves of one key, the one with the most numbers.
+
+    `keys` and `layouts` are of the same leaves; a leaf whose key is None is in no group.
+    """
+    groups = group(keys)
+    groups.pop(None, None)
+    sizes = [math.prod(layout.gathered_shape) for layout in layouts]
+    return max(groups.values(), key=lambda members: sum(sizes[i] for i in members), default=[])
 
 
 def group(keys: Iterable[Key]) -> dict[Key, list[int]]:

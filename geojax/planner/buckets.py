@@ -330,9 +330,8 @@ def _layers_of_chunks(model: AnyModel, layouts: Any, plan: StepPlan, room: int) 
 
     The largest early message, before its scatter in the site, fits into `room`.
     """
-    assert plan.staged_layers is not None, "a pipeline must have stages"
-    chunks, layers = plan.staged_layers.placement.chunks_per_stage, model.num_stacked_layers
-    of_chunk = plan.staged_layers.max_layers_per_chunk
+    chunks, layers = plan.stages.placement.chunks_per_stage, model.num_stacked_layers
+    of_chunk = plan.stages.max_layers_per_chunk
     shapes = [
         leaf.of_layers(of_chunk).model_shard_shape for leaf in jax.tree.leaves(layouts["layers"])
     ]

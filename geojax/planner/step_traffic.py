@@ -43,8 +43,7 @@ def stage_bytes(traffic: Traffic, plan: StepPlan) -> tuple[dict[Axes, Fraction],
 
     Messages between stages travel in every tick; of hops a sender's count.
     """
-    program = plan.tick_program
-    assert program is not None, "a stage has a table of ticks"
+    program = plan.program
 
     def of_stage(stage: int) -> dict[Axes, Fraction]:
         sent: dict[Axes, Fraction] = {}

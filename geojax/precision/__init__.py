@@ -12,14 +12,13 @@ from geojax.precision.linear_matmul import (
     accumulate,
     attach_amax,
     detach_amax,
-    is_amax,
     largest_each,
     largest_over,
     saveable,
 )
 from geojax.precision.loss_scale import LossScale, LossScaleSettings, scale_gradient
 from geojax.precision.policy import Policy, policy
-from geojax.precision.quantize import Quantized, quantize
+from geojax.precision.quantize import quantize
 from geojax.precision.quantized_weight import (
     QuantizedWeight,
     Weight,
@@ -45,7 +44,6 @@ __all__ = [
     "LossScale",
     "LossScaleSettings",
     "Policy",
-    "Quantized",
     "QuantizedWeight",
     "Recipe",
     "Weight",
@@ -53,7 +51,6 @@ __all__ = [
     "attach_amax",
     "chosen_backend",
     "detach_amax",
-    "is_amax",
     "is_quantized_weight",
     "largest_each",
     "largest_over",

@@ -4,12 +4,8 @@ from geojax.sharding.leaf_layouts import (
     SHARD_AXES,
     DimSharding,
     LeafLayout,
-    abstract,
     bytes_per_device,
     leaf_layout,
-    parameter_layouts,
-    replicated,
-    shardings,
 )
 from geojax.sharding.stage_assignment import StageAssignment
 
@@ -18,10 +14,6 @@ __all__ = [
     "DimSharding",
     "LeafLayout",
     "StageAssignment",
-    "abstract",
     "bytes_per_device",
     "leaf_layout",
-    "parameter_layouts",
-    "replicated",
-    "shardings",
 ]

@@ -10,7 +10,6 @@ the ticks too, for all chunks.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from jax import lax
 from geojax.collectives.axes import typed_like, unwritten
 from geojax.models import Parameters
 from geojax.models.chunk.layer_io import layers_slice
-from geojax.optim.leaf_groups import group, shard_axes
+from geojax.optim.leaf_groups import largest_group, shard_axes
 from geojax.pipeline.execution.late_chunks import ticks_between_chunks
 from geojax.precision import QuantizedWeight, attach_amax, detach_amax, is_quantized_weight
 from geojax.sharding import LeafLayout
@@ -52,8 +51,7 @@ class ChunkGather:
     @property
     def window(self) -> int:
         """Ticks beside which the next chunk comes."""
-        assert self.plan.tick_program is not None, "a pipeline must have a table of ticks"
-        return ticks_between_chunks(self.plan.tick_program.ticks)
+        return ticks_between_chunks(self.plan.program.ticks)
 
     def before_ticks(self) -> Parameters:
         """Gather what the first ticks read: of the leaves that come later the first chunk alone."""
@@ -61,7 +59,8 @@ class ChunkGather:
         made = dict(zip(early, self._gathered(early), strict=True))
         first = self.gather(self.take(jnp.int32(0)))
         for number, leaf in zip(self._late, first, strict=True):
-            whole = jax.eval_shape(functools.partial(_repeated, count=self._chunks), leaf)
+            chunks = self.plan.stages.placement.chunks_per_stage
+            whole = jax.eval_shape(functools.partial(_repeated, count=chunks), leaf)
             made[number] = self._written(unwritten(whole), leaf, jnp.int32(0))
         leaves = [made[number] for number in range(len(self._leaves))]
         return attach_amax(self._tree(leaves), self.prev_amax)
@@ -100,14 +99,8 @@ class ChunkGather:
         return late_leaves(self._leaves, self._layouts, self.plan)
 
     @property
-    def _chunks(self) -> int:
-        assert self.plan.staged_layers is not None, "a pipeline must have stages"
-        return self.plan.staged_layers.placement.chunks_per_stage
-
-    @property
     def _count(self) -> int:
-        assert self.plan.staged_layers is not None, "a pipeline must have stages"
-        return self.plan.staged_layers.max_layers_per_chunk
+        return self.plan.stages.max_layers_per_chunk
 
     def _tree(self, leaves: Sequence[Any]) -> Parameters:
         structure = jax.tree.structure(self.shards, is_leaf=is_quantized_weight)
@@ -172,14 +165,7 @@ def late_leaves(
         model_axes = frozenset(axis for each in layout.model_shards for axis in each.axes)
         return axes, dtype, model_axes, computing_axes(layout, plan)
 
-    keys = [key(leaf, layout) for leaf, layout in zip(leaves, layouts, strict=True)]
-    groups = group(keys)
-    groups.pop(None, None)
-
-    def numbers(members: Sequence[int]) -> int:
-        return sum(math.prod(layouts[each].gathered_shape) for each in members)
-
-    return max(groups.values(), key=numbers, default=[])
+    return largest_group(map(key, leaves, layouts), layouts)
 
 
 def _repeated(leaf: Any, count: int) -> Any:

@@ -21,10 +21,8 @@ stage's first chunk. The first ones are then in the rest together. Fewer message
 trips, and leave later.
 """
 
-import collections
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Literal
 
@@ -34,9 +32,9 @@ import jax.numpy as jnp
 from geojax.models import Parameters
 from geojax.models.chunk.layer_io import layers_slice
 from geojax.named_arrays import leaves_by_name
+from geojax.optim.leaf_groups import largest_group
 from geojax.pipeline.execution import StageWeights
 from geojax.pipeline.execution.ready_parts import Part, ready_parts
-from geojax.pipeline.schedule import TickTable
 from geojax.sharding import LeafLayout
 from geojax.step.grad_reduce import (
     GradReduce,
@@ -110,7 +108,7 @@ class EarlyReduce:
     def _cut(self, tree: Parameters, names: Iterable[Piece]) -> dict[Piece, jax.Array]:
         """Cut pieces out of a tree like the parameters."""
         leaves = leaves_by_name(tree)
-        count = _layers_per_chunk(self.plan)
+        count = self.plan.stages.max_layers_per_chunk
 
         def cut(leaf: jax.Array, chunk: int) -> jax.Array:
             piece: jax.Array = layers_slice(leaf, jnp.int32(chunk * count), count)
@@ -156,7 +154,7 @@ def pieces(
     of_head: Mapping[str, LeafLayout] = {}
     if "head" in early:
         of_head = _largest_group({name: leaves[name] for name in leaves if _is_in_head(name)})
-    count = _layers_per_chunk(plan)
+    count = plan.stages.max_layers_per_chunk
 
     def of_chunks(numbers: Iterable[int]) -> dict[Piece, LeafLayout]:
         return {
@@ -176,7 +174,7 @@ def pieces(
         for name, leaf in leaves.items()
         if name not in in_layers and name not in of_head
     }
-    for number in range(_chunks_per_stage(plan)):
+    for number in range(plan.stages.placement.chunks_per_stage):
         if _part_of(number, plan) not in early:
             rest |= of_chunks([number])
     return parts | {"rest": rest}
@@ -188,7 +186,7 @@ def early_parts(layouts: Parameters, plan: StepPlan) -> dict[Part, int]:
     Several chunks that leave together are named by the first of them. A tied or frozen head is no
     part.
     """
-    ready = ready_parts(_table(plan))
+    ready = ready_parts(plan.program.ticks)
     has_head = bool(jax.tree.leaves(layouts.get("head")))
     parts: dict[Part, int] = {}
     for part, tick in ready.items():
@@ -208,11 +206,8 @@ def _largest_group(leaves: Mapping[str, LeafLayout]) -> dict[str, LeafLayout]:
         model_axes = frozenset(axis for sharding in leaf.model_shards for axis in sharding.axes)
         return leaf.shard and leaf.shard.axes, model_axes, leaf.partial
 
-    numbers: collections.Counter[Hashable] = collections.Counter()
-    for leaf in leaves.values():
-        numbers[key(leaf)] += math.prod(leaf.gathered_shape)
-    largest = max(numbers, key=numbers.__getitem__)
-    return {name: leaf for name, leaf in leaves.items() if key(leaf) == largest}
+    names, layouts = list(leaves), list(leaves.values())
+    return {names[each]: layouts[each] for each in largest_group(map(key, layouts), layouts)}
 
 
 def _is_in_layers(name: str) -> bool:
@@ -223,11 +218,6 @@ def _is_in_head(name: str) -> bool:
     return not name.startswith(("layers.", "embedding"))
 
 
-def _table(plan: StepPlan) -> TickTable:
-    assert plan.tick_program is not None, "a pipeline must have a table of ticks"
-    return plan.tick_program.ticks
-
-
 def _part_of(chunk: int, plan: StepPlan) -> int:
     """Return the first chunk of those that leave together with this one."""
     together = _chunks_together(plan)
@@ -236,18 +226,8 @@ def _part_of(chunk: int, plan: StepPlan) -> int:
 
 def _chunks_of(part: int, plan: StepPlan) -> range:
     """Return the chunks that leave together with this one, the first of them."""
-    return range(part, min(part + _chunks_together(plan), _chunks_per_stage(plan)))
+    return range(part, min(part + _chunks_together(plan), plan.stages.placement.chunks_per_stage))
 
 
 def _chunks_together(plan: StepPlan) -> int:
-    return max(1, plan.bucket_layers // _layers_per_chunk(plan))
-
-
-def _chunks_per_stage(plan: StepPlan) -> int:
-    assert plan.staged_layers is not None, "a pipeline must have stages"
-    return plan.staged_layers.placement.chunks_per_stage
-
-
-def _layers_per_chunk(plan: StepPlan) -> int:
-    assert plan.staged_layers is not None, "a pipeline must have stages"
-    return plan.staged_layers.max_layers_per_chunk
+    return max(1, plan.bucket_layers // plan.stages.max_layers_per_chunk)

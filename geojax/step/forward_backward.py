@@ -245,13 +245,11 @@ class ForwardBackward:
     @property
     def _executor(self) -> Executor:
         plan = self.plan
-        assert plan.staged_layers is not None, "a pipeline must have stages"
-        assert plan.tick_program is not None, "a pipeline must have a table of ticks"
         return Executor(
-            plan.tick_program,
+            plan.program,
             self.whole_model.functions,
             plan.stage_axes,
-            plan.staged_layers.layers_per_chunk,
+            plan.stages.layers_per_chunk,
             plan.policy.reduce_dtype,
             self.shared_head,
         )
@@ -268,8 +266,7 @@ class ForwardBackward:
     def _on_last_stage(self, number: jax.Array) -> jax.Array:
         """Return the number on the stage that has the head, 0 elsewhere."""
         plan = self.plan
-        assert plan.staged_layers is not None, "a pipeline must have stages"
-        is_last = lax.axis_index(plan.stage_axes) == plan.staged_layers.last_stage
+        is_last = lax.axis_index(plan.stage_axes) == plan.stages.last_stage
         return jnp.where(is_last, number, 0)
 
 

@@ -109,6 +109,18 @@ class StepPlan:
                 f"the axes {self.stage_axes} must have {needed} ranks, not {stages}"
             )
 
+    @property
+    def stages(self) -> StagedLayers:
+        """The `staged_layers` of a pipeline."""
+        assert self.staged_layers is not None, "a pipeline must have stages"
+        return self.staged_layers
+
+    @property
+    def program(self) -> TickProgram:
+        """The `tick_program` of a pipeline."""
+        assert self.tick_program is not None, "a pipeline must have a table of ticks"
+        return self.tick_program
+
     def makes_program_of(self, other: "StepPlan") -> bool:
         """Return True if both plans make the same program.
 

@@ -2,11 +2,9 @@
 
 from geojax.models.attention.api import attention
 from geojax.models.attention.context.methods import context_unsupported_reason
-from geojax.models.attention.select import IMPLEMENTATIONS, AttentionChoice, chosen_implementation
+from geojax.models.attention.select import chosen_implementation
 
 __all__ = [
-    "IMPLEMENTATIONS",
-    "AttentionChoice",
     "attention",
     "chosen_implementation",
     "context_unsupported_reason",
