@@ -37,7 +37,7 @@ def held_until(tree: Tree, token: jax.Array) -> Tree:
     Of two results that do not depend on each other it computes any one first, and awaits a message
     where its first reader is.
     """
-    return jax.tree.map(lambda leaf: _depend(leaf, token), tree)
+    return jax.tree.map(lambda leaf: _held_p.bind(leaf, token), tree)
 
 
 @jax.custom_vjp
@@ -145,24 +145,28 @@ together_p = _identity("together", waits_on=GPU.name)
 _turn_p = _identity("turn", waits_on=GPU.name)
 _apart_p = _identity("apart", waits_on=GPU.name)
 
-_after_p = Primitive("after")
-
-
-def _type(aval: Any, _: Any) -> Any:
-    return aval
-
 
 def _depend(x: jax.Array, token: jax.Array) -> jax.Array:
     number = jnp.nan_to_num(token.ravel()[0].astype(jnp.float32))
     return jnp.where(jnp.isnan(number), jnp.zeros_like(x), x)  # never NaN, which XLA cannot know
 
 
-_after_p.def_abstract_eval(_type)
-mlir.register_lowering(_after_p, lambda context, x, token: [x])
-for _platform in (CPU, GPU):
-    if _platform.orders_collectives:
-        mlir.register_lowering(
-            _after_p,
-            mlir.lower_fun(_depend, multiple_results=False),
-            platform=_platform.name,
-        )
+def _dependence(name: str, *, waits_on: Sequence[str] | None) -> Primitive:
+    """Make a primitive that returns its first operand, on some platforms when the second is there.
+
+    `waits_on` names them; None: on all.
+    """
+    primitive = Primitive(name)
+    primitive.def_impl(lambda x, token: x)
+    primitive.def_abstract_eval(lambda x, token: x)
+    waits = mlir.lower_fun(_depend, multiple_results=False)
+    mlir.register_lowering(primitive, waits if waits_on is None else lambda context, x, token: [x])
+    for platform in waits_on or ():
+        mlir.register_lowering(primitive, waits, platform=platform)
+    return primitive
+
+
+_held_p = _dependence("held", waits_on=None)
+_after_p = _dependence(
+    "after", waits_on=[each.name for each in (CPU, GPU) if each.orders_collectives]
+)

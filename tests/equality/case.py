@@ -142,7 +142,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "branches": ("", "branches", "joint"),
     "head": ("", "positions"),
     "hop_ticks": (1, 2, 3),
-    "layers": ("", "uneven"),
+    "layers": ("", "uneven", "single"),
     "accumulation": ("", "accumulation"),
     "bucket_bytes": (None, 65536),
     "trained": ("all", "adapters"),
@@ -210,7 +210,7 @@ class Case:
     """At the cut between sites (of two cuts the other one takes four less this); with a pipeline in
     each site between its stages."""
     layers: str = ""
-    """"uneven": chunks of a pipeline have unequal numbers of layers."""
+    """"uneven": chunks of a pipeline have unequal numbers of layers; "single": each has one."""
     accumulation: str = ""
     """"accumulation": several microbatches without a pipeline."""
     bucket_bytes: int | None = None
@@ -291,6 +291,9 @@ class Case:
                 return "every rank has whole weights"
             if self.branches and self.schedule == "branch_free":
                 return "with branches it is geopipe"
+            interleaved = self.schedule == "interleaved"
+            if self.layers == "single" and not (interleaved and self.branches == "joint"):
+                return "joint ticks hold the weights of a layer"
             if self.context == "ring" and (self.branches or self.layers):
                 return "a ring's messages on CPUs wait for all devices: those that work and others"
         return None
@@ -327,7 +330,7 @@ class Case:
             return "in another order of the tokens the kernels' gradients have other blocks"
         if self.precision == "fp8-mxfp8" and self.tensor == "chunks":
             return "in another order of the tokens the kernels' gradients have other blocks"
-        if self.precision in _RECIPES and self.layers:
+        if self.precision in _RECIPES and self.layers == "uneven":
             return "chunks of any length round alike"
         if self.precision in _RECIPES and experts and self.rows == "expert":
             return "all rows of an expert have one scale, from whichever ranks they come"
@@ -395,7 +398,8 @@ class Case:
         stages = [stage] * self.dc if self.through_sites else [stage]
         if self.schedule == "zbv":
             return Placement.vee(sum(stages))
-        return Placement.interleaved(stages, 2 if self.schedule == "interleaved" else 1)
+        chunks = LAYERS // sum(stages) if self.layers == "single" else 2
+        return Placement.interleaved(stages, chunks if self.schedule == "interleaved" else 1)
 
     @property
     def hops(self) -> list[int]:
@@ -416,7 +420,7 @@ class Case:
         """Layers of each chunk of a pipeline; the first dense ones of a mixture come before."""
         chunks = self.placement.chunks
         cuts = [LAYERS * chunk // chunks for chunk in range(1, chunks)]
-        if self.layers:
+        if self.layers == "uneven":
             cuts = sorted(random.Random(0).sample(range(1, LAYERS), chunks - 1))
         return tuple(end - start for start, end in itertools.pairwise([0, *cuts, LAYERS]))
 
@@ -547,6 +551,7 @@ MORE = (
         rows="data",
         gathers="late",
         branches="joint",
+        layers="single",
     ),
     Case("gemma", "zbv", "2 replicas", rows="data", gathers="late", branches="branches"),
     # Streams in parts: kept or gathered again, with dropout by position.
@@ -558,7 +563,13 @@ MORE = (
     # A head that stages share: in ticks that are joint otherwise, in the last of two sites, and
     # without branches.
     Case(
-        "gemma", "interleaved", "2 replicas", tensor="sequence", branches="joint", head="positions"
+        "gemma",
+        "interleaved",
+        "2 replicas",
+        tensor="sequence",
+        branches="joint",
+        head="positions",
+        layers="single",
     ),
     Case("gpt3", "1f1b", "2 stages", rows="data", branches="branches", head="positions"),
     Case(

@@ -41,10 +41,10 @@ from geojax.models.frozen import trained_part
 from geojax.pipeline.execution.early_parts import EarlyParts, EarlyReduction
 from geojax.pipeline.execution.late_chunks import LateChunks
 from geojax.pipeline.execution.ready_parts import Part
-from geojax.pipeline.execution.ring_buffers import get, nan_of, put, slot_after
+from geojax.pipeline.execution.ring_buffers import get, nan_of, put
 from geojax.pipeline.execution.ring_pool import RingRows
 from geojax.pipeline.execution.shared_head import SharedHead
-from geojax.pipeline.execution.stage_chunks import ChunkVisit, Rings, StageChunks
+from geojax.pipeline.execution.stage_chunks import ChunkVisit, HeldChunk, Rings, StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
 from geojax.pipeline.execution.tick_program import (
     FULL_TICKS,
@@ -77,11 +77,19 @@ class _State(NamedTuple):
     balance: jax.Array | None
     sums: StageWeights
     """The gradients so far."""
+    held: dict[str, HeldChunk]
+    """The chunks of the next forward and backward, by kind; empty: ticks read the stack."""
 
 
 _Pass = Callable[[_State], tuple[_State, jax.Array]]
 """Function from the state before an action to that after it, and to what it made: a stream, or a
 cotangent."""
+
+_Passes = Callable[
+    [TickForm, _State, TickRow, list[jax.Array]], tuple[_State, dict[str, jax.Array]]
+]
+"""Function from a tick's form, state, row and arrivals to the state behind its actions, and to what
+these made, by kind."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,8 +144,9 @@ class _Run:
         self._weights, self._microbatches = weights, microbatches
         self._stage = lax.axis_index(self._axes)
         schedule = self._program.ticks.schedule
+        self._placement = schedule.placement
         # Two consecutive chunks on one stage: no message, the stream goes to a slot.
-        hops = itertools.pairwise(schedule.placement.stage_of)
+        hops = itertools.pairwise(self._placement.stage_of)
         self._has_local_hops = any(sender == receiver for sender, receiver in hops)
         layers_per_chunk = executor.layers_per_chunk or self._equal_chunks()
         self._layers = StageChunks(
@@ -146,7 +155,7 @@ class _Run:
             self._microbatch(self._stage * 0),
             self._stage,
             executor.axes,
-            schedule.placement,
+            self._placement,
             layers_per_chunk,
             split=schedule.split_backward,
         )
@@ -189,7 +198,7 @@ class _Run:
             The run of the other ticks, with all weights; the state before them, and the first.
         """
         whole = self._program.segments[0]
-        others = self._program.ticks.schedule.placement.chunks_per_stage - 1
+        others = self._placement.chunks_per_stage - 1
         done = others * late.window
         assert done <= whole.end, "the last chunk comes before the first backward"
         rows = ticks[:done].reshape(others, late.window, len(whole.pattern), -1)
@@ -207,7 +216,12 @@ class _Run:
                 state._replace(loss=loss),
                 rows,
             )
-            return (state, late.put(layers, chunk, held_until(gathered, state.loss))), None
+            layers = late.put(layers, chunk, held_until(gathered, state.loss))
+            held = {
+                kind: each.replaced_if(each.number == chunk, layers, each.number)
+                for kind, each in state.held.items()
+            }
+            return (state._replace(held=held), layers), None
 
         chunks = jnp.arange(1, others + 1)
         (state, layers), _ = lax.scan(window, (state, self._weights.layers), (rows, chunks))
@@ -230,7 +244,7 @@ class _Run:
         return state
 
     def _equal_chunks(self) -> tuple[int, ...]:
-        placement = self._program.ticks.schedule.placement
+        placement = self._placement
         layers = len(jax.tree.leaves(self._weights.layers)[0])
         assert layers % placement.chunks_per_stage == 0, "a stage's chunks must be equally long"
         return (layers // placement.chunks_per_stage,) * placement.chunks
@@ -252,40 +266,24 @@ class _Run:
         return tick_row
 
     def loss(self) -> jax.Array:
-        channels = self._program.channels
-        numbers = [n for n, channel in enumerate(channels) if channel.kind is Kind.FORWARD]
-        microbatch = jax.eval_shape(self._microbatch, self._stage)
-        loss = jax.eval_shape(self._functions.head, self._weights.last, self._stream, microbatch)
-        start = (
-            nan_of(self._stream, max(self._program.slots["inputs"], 1), zero=self._zero),
-            nan_of(self._stream, zero=self._zero),
-            vary_over(zeros_of(loss), frozenset(self._axes)),
-        )
+        channels = enumerate(self._program.channels)
+        numbers = tuple(n for n, channel in channels if channel.kind is Kind.FORWARD)
+        form = TickForm((Kind.FORWARD,), numbers, head=False)
+        state = self._start()
+        state = state._replace(rings=[], balance=None, sums=StageWeights({}, {}, {}), held={})
 
-        def tick(state: tuple[jax.Array, jax.Array, jax.Array], row: jax.Array) -> Any:
-            tick_row = self._tick_row(row)
-            inputs, made, loss = state
-            sent = {n: after(made, loss) for n in numbers if channels[n].delayed}
-            arrived = {n: self._send(n, stream) for n, stream in sent.items()}
-            before = [loss, *arrived.values()]
-            inputs, made, loss = self._forward_only(inputs, loss, tick_row, before)
-            made = after(made, loss)
-            arrived |= {n: self._send(n, made) for n in numbers if not channels[n].delayed}
-            for number, stream in arrived.items():
-                inputs = put(inputs, stream, slot_after(tick_row[f"channel.{number}"], made))
-            loss = functools.reduce(after, arrived.values(), loss)
-            return (inputs, made, loss), None
+        def tick(state: _State, row: jax.Array) -> tuple[_State, None]:
+            return self._tick(form, state, row, self._forward_only), None
 
-        (_, _, loss), _ = lax.scan(tick, start, self._stage_ticks())
-        return loss
+        return lax.scan(tick, state, self._stage_ticks())[0].loss
 
     @jax.named_scope(SCOPE_OF[Kind.FORWARD])
     def _forward_only(
-        self, inputs: jax.Array, loss: jax.Array, tick_row: TickRow, before: list[jax.Array]
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Run a chunk forwards, and after the last one the head: inputs, stream and loss."""
-        visit, tick_row = self._begin(Kind.FORWARD, tick_row, before)
-        x = self._first_stream(inputs, tick_row, visit.batch)
+        self, form: TickForm, state: _State, tick_row: TickRow, arrived: list[jax.Array]
+    ) -> tuple[_State, dict[str, jax.Array]]:
+        """Run a chunk forwards and keep nothing, and after the last one the head."""
+        visit, tick_row = self._begin(Kind.FORWARD, tick_row, [state.loss, *arrived])
+        x = self._first_stream(state.inputs, tick_row, visit.batch)
         x = self._layers.forward_only(x, visit)
         head, batch, runs_head = self._functions.head, visit.batch, tick_row["F.last"] == 1
         if self._shared_head is not None:
@@ -293,14 +291,19 @@ class _Run:
             batch, runs_head = self._microbatch(after(number, x)), number != NOTHING
         loss = lax.cond(
             runs_head,
-            lambda x: typed_like(loss + head(self._weights.last, x, batch), loss),
-            lambda x: loss,
+            lambda x, loss: typed_like(loss + head(self._weights.last, x, batch), loss),
+            lambda x, loss: loss,
             x,
+            state.loss,
         )
-        if self._has_local_hops:
-            slot = jnp.where(tick_row["F.last"] == 1, NOTHING, tick_row["F.output"])
-            inputs = put(inputs, x, slot)
-        return inputs, x, loss
+        inputs = self._for_next_chunk(state.inputs, x, tick_row)
+        return state._replace(inputs=inputs, loss=loss), {"F": self._layers.typed(x)}
+
+    def _for_next_chunk(self, inputs: jax.Array, x: jax.Array, tick_row: TickRow) -> jax.Array:
+        """Keep the stream for the next chunk, if that is on the same stage."""
+        if not self._has_local_hops:
+            return inputs
+        return put(inputs, x, jnp.where(tick_row["F.last"] == 1, NOTHING, tick_row["F.output"]))
 
     def _first_stream(
         self, inputs: jax.Array, tick_row: TickRow, microbatch: Microbatch
@@ -327,6 +330,9 @@ class _Run:
         rings = zip(self._layers.pool.rings, self._rows.counts, strict=True)
         delayed = {channel.kind.value for channel in self._program.channels if channel.delayed}
         axes, zero = frozenset(self._axes), self._zero
+        first = HeldChunk.of(self._weights.layers, vary_over(jnp.int32(0), axes))
+        several = self._placement.chunks_per_stage > 1
+        holds_chunks = self._rows.behind and several and self._layers.max_layers_per_chunk == 1
         return _State(
             nan_of(self._stream, max(slots["inputs"], 1), zero=zero),
             nan_of(self._stream, max(slots["cotangents"], 1), zero=zero),
@@ -335,6 +341,7 @@ class _Run:
             vary_over(zeros_of(loss), axes),
             None if balance is None else vary_over(zeros_of(balance), axes),
             zeros_of(trained_part(self._weights), dtype=self._sum_dtype, zero=zero),
+            dict.fromkeys(("F", "B"), first) if holds_chunks else {},
         )
 
     def _pattern(
@@ -342,42 +349,46 @@ class _Run:
     ) -> tuple[_State, None]:
         for form, row in zip(pattern, rows, strict=True):
             with jax.named_scope(FULL_TICKS) if form.full else contextlib.nullcontext():
-                state = self._tick(form, state, row)
+                state = self._tick(form, state, row, self._passes)
         return state, None
 
-    def _tick(self, form: TickForm, state: _State, row: jax.Array) -> _State:
+    def _tick(self, form: TickForm, state: _State, row: jax.Array, passes: _Passes) -> _State:
         tick_row, channels = self._tick_row(row), self._program.channels
         arrived = {
             number: self._send(number, after(state.made[channels[number].kind.value], state.loss))
             for number in form.channels
             if channels[number].delayed
         }
-        state, made = self._passes(form, state, tick_row, list(arrived.values()))
+        state, made = passes(form, state, tick_row, list(arrived.values()))
         if Kind.WEIGHT in form.kinds:
             state = self._weight_gradients(
                 state, tick_row, [state.loss, *arrived.values(), *made.values()]
             )
         # Delayed messages travel while this tick computes, before anything else is sent.
         made, arrived = lax.optimization_barrier((made, arrived))
-        ordered = dict(made)
         # The loss waits for gradients of weights, which may have messages of their own.
-        tokens = [*made.values(), *([state.loss] if Kind.WEIGHT in form.kinds else [])]
-        for kind in made:
-            ordered[kind] = functools.reduce(after, tokens, ordered[kind])
+        tokens = [*made.values(), state.loss]
+        ordered = {kind: functools.reduce(after, tokens, each) for kind, each in made.items()}
         for number in form.channels:
             if not channels[number].delayed:
                 arrived[number] = self._send(number, ordered[channels[number].kind.value])
+        when_made = functools.partial(functools.reduce, held_until, made.values())
         inputs, cotangents = state.inputs, state.cotangents
         for number, stream in arrived.items():
-            slot = functools.reduce(slot_after, made.values(), tick_row[f"channel.{number}"])
+            slot = when_made(tick_row[f"channel.{number}"])
             if channels[number].kind is Kind.FORWARD:
                 inputs = put(inputs, stream, slot)
             else:
                 cotangents = put(cotangents, stream, slot)
         kept = state.made | {kind: made[kind] for kind in state.made if kind in made}
+        held = {}
+        for kind, each in state.held.items():
+            # Beside the messages: the stack is read when nothing reads the chunk any more.
+            following = when_made(tick_row[f"{kind}.following"])
+            held[kind] = each.replaced_if(following != each.number, self._weights.layers, following)
         # The next tick waits for all of this one: XLA unrolls a loop of one iteration.
         loss = functools.reduce(after, [*made.values(), *arrived.values()], state.loss)
-        return state._replace(inputs=inputs, cotangents=cotangents, made=kept, loss=loss)
+        return state._replace(inputs=inputs, cotangents=cotangents, made=kept, loss=loss, held=held)
 
     def _send(self, number: int, stream: jax.Array) -> jax.Array:
         channel = self._program.channels[number]
@@ -388,9 +399,9 @@ class _Run:
         self, form: TickForm, state: _State, tick_row: TickRow, arrived: list[jax.Array]
     ) -> tuple[_State, dict[str, jax.Array]]:
         """Run the forward and the backward that a tick has for this stage, and what they made."""
-        kept: Rings | None = None
+        read: _State | None = None
         if self._rows.behind:
-            kept, state = state.rings, state._replace(rings=self._layers.unkept)
+            read, state = state, state._replace(rings=self._layers.unkept, held={})
         turns_later = self._program.ticks.turns_later
         if form.head and turns_later:
             state = self._run_shared_head(tick_row, [state.loss, *arrived], state)
@@ -398,7 +409,7 @@ class _Run:
         def one_by_one(state: _State) -> tuple[_State, dict[str, jax.Array]]:
             made: dict[str, jax.Array] = {}
             if Kind.FORWARD in form.kinds:
-                valid, do = self._forward(tick_row, [state.loss, *arrived])
+                valid, do = self._forward(tick_row, read, [state.loss, *arrived])
                 state, made["F"] = self._maybe(form, valid, do, state)
             if form.head and not turns_later:
                 state = self._run_shared_head(
@@ -406,18 +417,18 @@ class _Run:
                 )
             if Kind.BACKWARD in form.kinds:
                 before = [state.loss, *arrived, *made.values()]
-                valid, do = self._backward(tick_row, kept, before)
+                valid, do = self._backward(tick_row, read, before)
                 state, made["B"] = self._maybe(form, valid, do, state)
             return state, made
 
         def jointly(state: _State) -> tuple[_State, dict[str, jax.Array]]:
             tokens = [state.loss, *arrived]
-            before, (state, cotangent) = state, self._backward(tick_row, kept, tokens)[1](state)
+            before, (state, cotangent) = state, self._backward(tick_row, read, tokens)[1](state)
             # The forward's results are written when the backward has read its own; until then it
             # waits for nothing of the backward.
             state, cotangent = barrier((state, cotangent))
             state = state._replace(inputs=before.inputs, balance=before.balance)
-            state, stream = self._forward(tick_row, [*tokens, cotangent])[1](state)
+            state, stream = self._forward(tick_row, read, [*tokens, cotangent])[1](state)
             state = jax.tree.map(typed_like, state, before)
             return state, {"F": self._layers.typed(stream), "B": self._layers.typed(cotangent)}
 
@@ -428,16 +439,19 @@ class _Run:
             state, made = jointly(state)
         else:
             state, made = lax.cond(tick_row["joint"] == 1, jointly, one_by_one, state)
-        if kept is None:
+        if read is None:
             return state, made
+        rings = read.rings
         if Kind.FORWARD in form.kinds:
-            kept = self._layers.keep(kept, tick_row["F.rows"], state.rings)
-        return state._replace(rings=kept), made
+            rings = self._layers.keep(rings, tick_row["F.rows"], state.rings)
+        return state._replace(rings=rings, held=read.held), made
 
-    def _forward(self, tick_row: TickRow, before: list[jax.Array]) -> tuple[jax.Array, _Pass]:
+    def _forward(
+        self, tick_row: TickRow, read: _State | None, before: list[jax.Array]
+    ) -> tuple[jax.Array, _Pass]:
         """Return whether the tick has a forward for this stage, and what runs it."""
         valid = tick_row["F.microbatch"] != NOTHING
-        visit, tick_row = self._begin(Kind.FORWARD, tick_row, before)
+        visit, tick_row = self._begin(Kind.FORWARD, tick_row, before, read)
 
         @jax.named_scope(SCOPE_OF[Kind.FORWARD])
         def do(state: _State) -> tuple[_State, jax.Array]:
@@ -445,9 +459,8 @@ class _Run:
             # Layers gather the documents' numbers, which do not need the stream.
             batch, context = after((visit.batch, visit.context), x)
             rows = self._layers.unkept_rows if self._rows.behind else visit.rows
-            x, balance, rings = self._layers.forward(
-                x, state.rings, ChunkVisit(visit.chunk, rows, batch, context)
-            )
+            own = visit._replace(rows=rows, batch=batch, context=context)
+            x, balance, rings = self._layers.forward(x, state.rings, own)
             total = state.balance
             if balance is not None and total is not None:
                 total = typed_like(total + jnp.where(valid, balance, 0), total)
@@ -457,20 +470,17 @@ class _Run:
                 x,
                 jnp.where(tick_row["F.last"] == 1, tick_row["F.output"], NOTHING),
             )
-            inputs = state.inputs
-            if self._has_local_hops:
-                slot = jnp.where(tick_row["F.last"] == 1, NOTHING, tick_row["F.output"])
-                inputs = put(inputs, x, slot)
+            inputs = self._for_next_chunk(state.inputs, x, tick_row)
             return state._replace(inputs=inputs, cotangents=cotangents), x
 
         return valid, do
 
     def _backward(
-        self, tick_row: TickRow, kept: Rings | None, before: list[jax.Array]
+        self, tick_row: TickRow, read: _State | None, before: list[jax.Array]
     ) -> tuple[jax.Array, _Pass]:
         """Return whether the tick has a backward for this stage, and what runs it."""
         valid = tick_row["B.microbatch"] != NOTHING
-        visit, tick_row = self._begin(Kind.BACKWARD, tick_row, before)
+        visit, tick_row = self._begin(Kind.BACKWARD, tick_row, before, read)
 
         @jax.named_scope(SCOPE_OF[Kind.BACKWARD])
         def do(state: _State) -> tuple[_State, jax.Array]:
@@ -482,7 +492,7 @@ class _Run:
                     is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
                     arrived, loss, last, visit.batch,
                 )  # fmt: skip
-            rings, layers = state.rings if kept is None else kept, state.sums.layers
+            rings, layers = state.rings if read is None else read.rings, state.sums.layers
             if self._program.ticks.schedule.split_backward:
                 cotangent, rings = self._layers.input_gradient(cotangent, rings, visit)
                 state = state._replace(rings=rings)
@@ -562,7 +572,7 @@ class _Run:
         return lax.cond(valid, do, lambda state: state, state)
 
     def _begin(
-        self, kind: Kind, tick_row: TickRow, before: list[jax.Array]
+        self, kind: Kind, tick_row: TickRow, before: list[jax.Array], read: _State | None = None
     ) -> tuple[ChunkVisit, TickRow]:
         """Return an action's visit to its chunk, and the tick's row.
 
@@ -573,7 +583,8 @@ class _Run:
         microbatch = self._microbatch(tick_row[f"{kind.value}.microbatch"])
         context = self._functions.context(microbatch)
         chunk, rows = tick_row[f"{kind.value}.chunk"], tick_row[f"{kind.value}.rows"]
-        return ChunkVisit(chunk, rows, microbatch, context), tick_row
+        held = None if read is None else read.held.get(kind.value)
+        return ChunkVisit(chunk, rows, microbatch, context, held), tick_row
 
     def _microbatch(self, number: jax.Array) -> Microbatch:
         return layer_slice(self._microbatches, jnp.maximum(number, 0))

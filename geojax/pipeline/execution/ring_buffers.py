@@ -35,7 +35,11 @@ def get_as(ring: jax.Array, row: jax.Array, typed: Any) -> jax.Array:
 
 
 def put(ring: jax.Array, value: jax.Array, slot: jax.Array) -> jax.Array:
-    """Write `value` into a slot of `ring`; leave it as it is if the slot is `NOTHING`."""
+    """Write `value` into a slot of `ring`; leave it as it is if the slot is `NOTHING`.
+
+    A compiler updates a ring in place where all earlier reads of it are known to come first;
+    otherwise it makes a copy. `held_until` makes a slot wait for them.
+    """
     value = jnp.where(slot == NOTHING, get(ring, slot), value)
     return lax.dynamic_update_index_in_dim(
         ring, typed_like(value, ring), jnp.maximum(slot, 0), 0, allow_negative_indices=False
@@ -46,13 +50,3 @@ def put_at(ring: jax.Array, value: jax.Array, row: jax.Array) -> jax.Array:
     """Write `value`, of any shape with as many elements, into a row of `ring`; in place."""
     value = typed_like(value.reshape(ring.shape[1:]), ring)
     return lax.dynamic_update_index_in_dim(ring, value, row, 0, allow_negative_indices=False)
-
-
-def slot_after(slot: jax.Array, token: jax.Array) -> jax.Array:
-    """Make `slot` depend on `token`, so that a write to the slot waits for it.
-
-    A compiler updates a ring in place where all earlier reads of it are known to come first;
-    otherwise it makes a copy.
-    """
-    number = jnp.nan_to_num(token.ravel()[0])
-    return jnp.where(jnp.isnan(number), NOTHING, slot)  # never true, but no compiler knows

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from geojax.collectives.axes import typed_like, vary_over, varying_axes, zeros_of
 from geojax.models.chunk.chunk import (
@@ -22,7 +23,13 @@ from geojax.models.chunk.chunk import (
     Microbatch,
     ModelFunctions,
 )
-from geojax.models.chunk.layer_io import LayerWeights, SliceGradients, StackedWeights, layer_slice
+from geojax.models.chunk.layer_io import (
+    LayerWeights,
+    SliceGradients,
+    StackedWeights,
+    layer_slice,
+    layers_slice,
+)
 from geojax.models.chunk.layer_scan import Layers, LayerSpan, forward_layer
 from geojax.models.chunk.residuals import Residuals
 from geojax.models.chunk.split_backward import SplitBackward, Stash
@@ -110,6 +117,34 @@ class RingStash(RingStore):
         return rings
 
 
+class HeldChunk(NamedTuple):
+    """The weights of a chunk of one layer, which lie where ticks read them while these run it.
+
+    XLA copies a layer out of a stack at an index that it does not know, in every tick anew. A stage
+    runs a chunk for as many microbatches in a row as there are stages: few ticks need a copy.
+    """
+
+    number: jax.Array
+    """The chunk's number on the stage, int32."""
+    weights: Parameters
+    """Stacked, of one layer."""
+
+    @classmethod
+    def of(cls, stack: Parameters, number: jax.Array) -> "HeldChunk":
+        """Copy a chunk."""
+        return cls(number, layers_slice(stack, number, 1))
+
+    def replaced_if(self, changed: jax.Array, stack: Parameters, number: jax.Array) -> "HeldChunk":
+        """Return a copy of chunk `number` if that or its weights have changed; in place."""
+
+        def copied(held: "HeldChunk") -> "HeldChunk":
+            new: HeldChunk = jax.tree.map(typed_like, HeldChunk.of(stack, number), held)
+            return new
+
+        held: HeldChunk = lax.cond(changed, copied, lambda held: held, self)
+        return held
+
+
 class ChunkVisit(NamedTuple):
     """A microbatch's visit to one of the stage's chunks, forwards or backwards."""
 
@@ -119,6 +154,8 @@ class ChunkVisit(NamedTuple):
     """[layers, columns]: the rows of the rings that it reads or writes (see `RingRows`)."""
     batch: Microbatch
     context: Any
+    held: HeldChunk | None
+    """None: the chunk's weights are read from the stage's."""
 
 
 class StageChunks:
@@ -225,7 +262,7 @@ class StageChunks:
         """Run a chunk forwards: the stream, what its balance adds to the loss, and the rings."""
         balance = None if self.balance is None else zeros_of(self.balance)
         made = self._chunk(visit, rings).forward(
-            self._weights_of(visit.chunk), x, visit.batch, visit.context, balance=balance
+            self._weights_of(visit), x, visit.batch, visit.context, balance=balance
         )
         return made.x, made.balance_loss, made.residuals.layers[0]
 
@@ -248,7 +285,7 @@ class StageChunks:
 
     def forward_only(self, x: jax.Array, visit: ChunkVisit) -> jax.Array:
         """Run a chunk forwards and keep nothing."""
-        weights = self._weights_of(visit.chunk)
+        weights = self._weights_of(visit)
         return self._chunk(visit).forward_only(weights, x, visit.batch, visit.context)[0]
 
     def backward(
@@ -264,7 +301,7 @@ class StageChunks:
         These are added only if `only_if` is true; None: they are.
         """
         made = self._chunk(visit, rings).backward(
-            self._weights_of(visit.chunk),
+            self._weights_of(visit),
             self._residuals(rings),
             cotangent,
             visit.batch,
@@ -278,7 +315,7 @@ class StageChunks:
         self, cotangent: jax.Array, rings: Rings, visit: ChunkVisit
     ) -> tuple[jax.Array, Rings]:
         """Run the first half of `backward`: the cotangent, and the rings with the stash."""
-        weights, residuals = self._weights_of(visit.chunk), self._residuals(rings)
+        weights, residuals = self._weights_of(visit), self._residuals(rings)
         made = self._chunk(visit, rings).input_gradient(
             weights, residuals, cotangent, visit.batch, visit.context
         )
@@ -287,7 +324,7 @@ class StageChunks:
     def weight_gradients(self, rings: Rings, visit: ChunkVisit, sums: Tree) -> Tree:
         """Run the second half: `sums` with the gradients of a chunk's weights."""
         sink = SliceGradients(self._first_in_stack(visit.chunk))
-        weights, residuals = self._weights_of(visit.chunk), self._residuals(rings)
+        weights, residuals = self._weights_of(visit), self._residuals(rings)
         added: Tree = self._chunk(visit, rings).weight_gradients(
             weights, residuals, [rings], visit.context, sink, sums
         )
@@ -312,8 +349,10 @@ class StageChunks:
         """Return where the first layer of a chunk lies among the stage's weights."""
         return jnp.maximum(chunk, 0) * self.max_layers_per_chunk
 
-    def _weights_of(self, chunk: jax.Array) -> ChunkWeights:
-        source = StackedWeights(self._weights, self._first_in_stack(chunk))
+    def _weights_of(self, visit: ChunkVisit) -> ChunkWeights:
+        source = StackedWeights(self._weights, self._first_in_stack(visit.chunk))
+        if visit.held is not None:
+            source = StackedWeights(visit.held.weights)
         return ChunkWeights({}, [LayerWeights(source)], {})
 
     def _residuals(self, rings: Rings) -> ChunkResiduals:

@@ -133,9 +133,11 @@ class TickProgram:
     `k.microbatch`; `k.chunk` (its number on the stage); `k.input` (the slot that it reads);
     `k.output` (the slot on the same stage that its result goes to, of the next chunk or of the
     head), `k.first` and `k.last` (1 where it is the model's first or last chunk). And
-    `channel.N`: the slot of what arrives; with `joint` also `joint`: 1 where a stage has both. With
-    `shares_head` also, the same on all stages, `head.microbatch`, and `head.of_forward` for a loop
-    of forwards alone; and `head.slot`: where the last stage has the stream and gets its cotangent.
+    `channel.N`: the slot of what arrives; with `joint` also `joint`: 1 where a stage has both, and
+    `k.following`: the chunk of the next action behind the tick, and after the last one its own.
+    With `shares_head` also, the same on all stages, `head.microbatch`, and `head.of_forward` for a
+    loop of forwards alone; and `head.slot`: where the last stage has the stream and gets its
+    cotangent.
     """
     channels: tuple[Channel, ...]
     segments: tuple[Segment, ...]
@@ -197,6 +199,10 @@ class _Builder:
             self._describe_heads()
         if self._joint:
             self._columns["joint"] = self._independent().astype(np.int32)
+            for kind in self._kinds:
+                self._columns[f"{kind.value}.following"] = _following(
+                    self._columns[f"{kind.value}.chunk"]
+                )
         segments = self._segments()
         return TickProgram(
             self._table,
@@ -450,6 +456,16 @@ def _channels(table: TickTable) -> tuple[Channel, ...]:
             else:
                 channels.append((kind, delayed, [pair]))
     return tuple(Channel(kind, tuple(pairs), delayed) for kind, delayed, pairs in channels)
+
+
+def _following(chunks: np.ndarray) -> np.ndarray:
+    """Return for each tick of `chunks` [ticks, stages] the next entry behind it, or the last."""
+    following = np.empty_like(chunks)
+    for stage, column in enumerate(chunks.T):
+        ticks = np.flatnonzero(column != NOTHING)
+        behind = np.searchsorted(ticks, np.arange(len(column)), side="right")
+        following[:, stage] = column[ticks[np.minimum(behind, len(ticks) - 1)]]
+    return following
 
 
 def _read_only(column: np.ndarray) -> np.ndarray:

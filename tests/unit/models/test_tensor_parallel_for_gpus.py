@@ -126,7 +126,8 @@ def test_parts_of_the_stream_travel_while_others_are_multiplied():
 
 
 def joint_plan(table, *, shares_head):
-    """Two stages of a layer each, whose passes of one tick are one branch."""
+    """Two stages, whose chunks have a layer each and whose passes of one tick are one branch."""
+    placement = table.schedule.placement
     mesh = make_mesh(stage=2, tensor=TENSOR, devices=h100_devices(sites=1, hosts=2))
     plan = step_plan_on(
         mesh,
@@ -134,7 +135,7 @@ def joint_plan(table, *, shares_head):
         8,
         sequence_parallel=True,
         remat="selective",
-        staged_layers=StagedLayers(Placement.linear(2), (1, 1), 2 if shares_head else 1),
+        staged_layers=StagedLayers(placement, (1,) * placement.chunks, 2 if shares_head else 1),
         tick_program=TickProgram.of(table, branch_free=False, joint=True, shares_head=shares_head),
     )
     return dataclasses.replace(plan, layout=plan.layout.changed(pipeline={"schedule": "1f1b"}))
@@ -151,11 +152,13 @@ def test_a_forward_and_a_backward_in_one_tick_hide_what_either_sends():
 
 
 @functools.cache
-def turned_step():
+def turned_step(chunks_per_stage=1):
     """The program and the plan of stages that share a head, and turn a tick later."""
-    order = paired_interleaved(Placement.linear(2), 8, (1,), turn=1)
-    plan = joint_plan(in_ticks(order, (1,), (1,), Packing.TOGETHER), shares_head=True)
-    return program_of(plan, MODEL.replace(num_hidden_layers=2)), plan
+    placement = Placement.interleaved((2,), chunks_per_stage)
+    hops = (1,) * (placement.chunks - 1)
+    order = paired_interleaved(placement, 8, hops, turn=1)
+    plan = joint_plan(in_ticks(order, hops, hops, Packing.TOGETHER), shares_head=True)
+    return program_of(plan, MODEL.replace(num_hidden_layers=placement.chunks)), plan
 
 
 @needs_cuda
@@ -204,3 +207,22 @@ def test_a_branch_of_joint_ticks_returns_the_residuals_of_one_layer_and_no_ring(
         if shape.endswith(feed_forward)
     }
     assert residuals == {f"[1,{feed_forward}"}
+
+
+@needs_cuda
+def test_joint_ticks_copy_the_weights_of_a_chunk_in_a_branch_alone():
+    program, _ = turned_step(chunks_per_stage=2)
+    kernel = f"{MODEL.hidden_size},{MODEL.intermediate_size // TENSOR}]"
+    loops = [
+        {each.name: each for each in body}
+        for body in parse_module(program.as_text()).computations.values()
+        if {"collective-permute-start", "while"} & {each.opcode for each in body}
+        == {"collective-permute-start"}
+    ]
+    assert loops
+    for body in loops:
+        stacks = {name for name, each in body.items() if each.shape.startswith(f"bf16[2,{kernel}")}
+        readers = [each for each in body.values() if stacks.intersection(each.operands)]
+        assert {each.opcode for each in readers} == {"tuple"}, "of branches and of the next tick"
+        branches = [each for each in body.values() if each.opcode == "conditional"]
+        assert any(f"bf16[1,{kernel}" in each.shape for each in branches), "where it changes"

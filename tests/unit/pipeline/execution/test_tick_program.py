@@ -127,6 +127,8 @@ class Replay:
         counts = {**program.slots, **dict(enumerate(self.rows.counts))}
         self.rings = [{name: Ring(slots) for name, slots in counts.items()} for _ in stages]
         self.made = [{"F": GARBAGE, "B": GARBAGE} for _ in stages]
+        # The chunk whose weights a tick holds, beginning with the stage's first.
+        self.held = [dict.fromkeys((Kind.FORWARD, Kind.BACKWARD), 0) for _ in self.made]
         self.done = set()
 
     def run(self):
@@ -146,6 +148,8 @@ class Replay:
                     microbatch, moment = tick_row[f"{kind.value}.microbatch"], 4 * tick
                     chunk = self.placement.chunks_of(stage)[tick_row[f"{kind.value}.chunk"]]
                     moment = max(written, moment + list(Kind).index(kind))
+                    if self.program.joint:
+                        assert self.held[stage][kind] == tick_row[f"{kind.value}.chunk"]
                     self._layers(stage, tick, kind, microbatch, chunk, moment)
                     continue
                 if kind is not Kind.WEIGHT:
@@ -153,6 +157,9 @@ class Replay:
                 if kind is Kind.FORWARD and (self.program.branch_free or self.rows.behind):
                     chunk = self.placement.chunks_of(stage)[0]
                     self._layers(stage, tick, kind, GARBAGE, chunk, written)
+            if self.program.joint:
+                for kind in self.held[stage]:
+                    self.held[stage][kind] = tick_row[f"{kind.value}.following"]
         for number in form.channels:
             channel = self.program.channels[number]
             for source, target in channel.pairs:
