@@ -118,7 +118,7 @@ def barrier(tree: Tree) -> Tree:
     A `lax.optimization_barrier` under which each leaf keeps the axes that it varies over.
     """
     leaves, structure = jax.tree.flatten(tree)
-    passed: Tree = jax.tree.unflatten(structure, _barrier_p.bind(*leaves))
+    passed: Tree = jax.tree.unflatten(structure, barrier_p.bind(*leaves))
     return passed
 
 
@@ -138,7 +138,9 @@ def _identity(name: str, *, waits_on: str | None) -> Primitive:
     return primitive
 
 
-_barrier_p = _identity("barrier", waits_on=None)
+barrier_p = _identity("barrier", waits_on=None)
+"""`barrier`."""
+
 together_p = _identity("together", waits_on=GPU.name)
 """`together`, which halves of a split backward are not."""
 

@@ -308,24 +308,40 @@ class TickTable:
     def full_runs(self, *, shares_head: bool) -> tuple[tuple[int, int], ...]:
         """Return the longest runs of ticks in which no stage is idle.
 
-        In one of them every stage has a forward and a backward that does not read what the forward
-        makes. If stages share a head, it may not lie between the two. In the other one all have a
-        backward alone.
+        One is `full_run`. In the other one all stages have a backward alone.
 
         Returns:
             Of each run the first tick, and the one behind the last; none that is empty.
         """
-        passes = np.zeros((self.ticks, len(self.starts), len(KIND_RANK)), bool)
-        passes[tuple(self.by_tick.T[:3])] = True
-        forwards = passes[..., KIND_RANK[Kind.FORWARD]]
-        backwards = passes[..., KIND_RANK[Kind.BACKWARD]]
+        forwards, backwards = self._passes
+        alone = _longest_run(backwards.all(axis=1) & ~forwards.any(axis=1))
+        runs = (self.full_run(shares_head=shares_head), alone)
+        return tuple((first, end) for first, end in runs if first < end)
+
+    def full_run(self, *, shares_head: bool) -> tuple[int, int]:
+        """Return the longest run of ticks in which no stage is idle, forwards or backwards.
+
+        Every stage has a forward and a backward that does not read what the forward makes. If
+        stages share a head, it may not lie between the two.
+
+        Returns:
+            The first tick, and the one behind the last; the same if there is none.
+        """
+        forwards, backwards = self._passes
         both = forwards.all(axis=1) & backwards.all(axis=1)
         made, read = self.last_chunk_ticks.T
         both[read[made == read]] = False
         if shares_head and not self.turns_later:
             both[read] = False
-        alone = backwards.all(axis=1) & ~forwards.any(axis=1)
-        return tuple(filter(None, map(_longest_run, (both, alone))))
+        return _longest_run(both)
+
+    @property
+    def _passes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return where a stage goes forwards, and where backwards: [ticks, stages] each."""
+        passes = np.zeros((len(KIND_RANK), self.ticks, len(self.starts)), bool)
+        tick, stage, kind, _ = self.by_tick.T
+        passes[kind, tick, stage] = True
+        return passes[KIND_RANK[Kind.FORWARD]], passes[KIND_RANK[Kind.BACKWARD]]
 
     @functools.cached_property
     def by_tick(self) -> np.ndarray:
@@ -349,10 +365,10 @@ class TickTable:
                 yield tick, stage, action
 
 
-def _longest_run(flags: np.ndarray) -> tuple[int, int] | None:
-    """Return where the longest run of true values begins and ends; None: none is true."""
+def _longest_run(flags: np.ndarray) -> tuple[int, int]:
+    """Return where the longest run of true values begins and ends; the same if none is true."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], flags.astype(int), [0])))).reshape(-1, 2)
     if not len(edges):
-        return None
+        return 0, 0
     first, end = edges[np.argmax(edges[:, 1] - edges[:, 0])].tolist()
     return first, end

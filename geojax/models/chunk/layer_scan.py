@@ -398,13 +398,8 @@ class Layers:
             buckets[:in_loops], key=lambda bucket: _span_lengths(bucket, starts, ends)
         )
         for span_lengths, alike in reversed([(lengths, list(group)) for lengths, group in loops]):
-            indices = jnp.asarray(np.stack(alike))
-            carry, _ = lax.scan(
-                functools.partial(iteration, span_lengths, len(alike) > 1),
-                carry,
-                indices,
-                reverse=True,
-            )
+            of_bucket = functools.partial(iteration, span_lengths, len(alike) > 1)
+            carry, _ = stacking_scan(of_bucket, carry, jnp.asarray(np.stack(alike)), reverse=True)
         return carry
 
     @property
@@ -495,7 +490,8 @@ def stacking_scan(
     """
     count = len(jax.tree.leaves(xs)[0])
     if count == 1:
-        return lax.scan(body, carry, xs, unroll=True)
+        carry, made = body(carry, layer_slice(xs, 0))
+        return carry, jax.tree.map(lambda leaf: leaf[None], made)
     traced_once = jax.jit(body, inline=True)
     shapes = jax.eval_shape(lambda: traced_once(carry, layer_slice(xs, 0))[1])
     if not jax.tree.leaves(shapes):

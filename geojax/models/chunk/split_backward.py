@@ -14,20 +14,22 @@ positions and gathered twice; of the gradient of a norm's scale, the sum over po
 """
 
 import dataclasses
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.extend import core
 
 from geojax.collectives.order import together_p
-from geojax.models.chunk.residuals import Residuals
-
-_CALLS = frozenset(
-    ("jit", "pjit", "closed_call", "core_call", "remat", "remat2", "checkpoint", "custom_jvp_call")
+from geojax.models.chunk.equations import (
+    Equation,
+    flatten,
+    needed_by,
+    numbers_of,
+    run,
+    size_of,
+    value_of,
 )
-"""Primitives that do nothing but run a program."""
+from geojax.models.chunk.residuals import Residuals
 
 _CHEAP = frozenset(
     (
@@ -46,29 +48,11 @@ _GATHERS = frozenset(("all_gather", "all_gather_invariant", "all_gather_reduced"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Equation:
-    """An equation; its operands and results by number, other operands as they are."""
-
-    primitive: Any
-    parameters: dict[str, Any]
-    context: Any
-    operands: tuple[Any, ...]
-    results: tuple[int, ...]
-    sizes: tuple[int, ...]
-    """The bytes of each result."""
-
-
-@dataclasses.dataclass(frozen=True)
-class _Constant:
-    value: Any
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
 class SplitBackward:
     """The two halves of the backward of one function, for arguments of certain types."""
 
-    input_steps: tuple[_Equation, ...]
-    weight_steps: tuple[_Equation, ...]
+    input_steps: tuple[Equation, ...]
+    weight_steps: tuple[Equation, ...]
     inputs: int
     """The number of values that the program begins with: residuals, `again`, cotangents."""
     residuals: int
@@ -96,18 +80,18 @@ class SplitBackward:
         arguments = (residuals.saved, again, cotangents)
         closed, shapes = jax.make_jaxpr(backward, return_shape=True)(*arguments)
         first_cotangent = len(jax.tree.leaves(arguments[:2]))
-        steps, outputs, inputs = _flatten(closed)
+        steps, outputs, inputs = flatten(closed, without=together_p)
         weights, x = (jax.tree.structure(tree) for tree in shapes)
         count = len(jax.tree.leaves(shapes[0]))
         at_weights, at_x = outputs[:count], outputs[count:]
         maker = {number: step for step in steps for number in step.results}
         saved = range(len(jax.tree.leaves(residuals.saved)))
         cotangents_at = range(first_cotangent, inputs)
-        sizes = [_bytes(variable.aval) for variable in closed.jaxpr.invars]
-        needed = _least_stash(steps, sizes, saved, cotangents_at, _needed(at_x, maker))
-        stashed: set[int] = set().union(*(needed[number] for number in _numbers(at_weights)))
-        second = _needed(at_weights, {n: maker[n] for n in maker if n not in stashed})
-        first = _needed([*at_x, *stashed], maker)
+        sizes = [size_of(variable.aval) for variable in closed.jaxpr.invars]
+        needed = _least_stash(steps, sizes, saved, cotangents_at, needed_by(at_x, maker))
+        stashed: set[int] = set().union(*(needed[number] for number in numbers_of(at_weights)))
+        second = needed_by(at_weights, {n: maker[n] for n in maker if n not in stashed})
+        first = needed_by([*at_x, *stashed], maker)
         return cls(
             tuple(step for step in steps if step in first),
             tuple(step for step in steps if step in second),
@@ -123,8 +107,8 @@ class SplitBackward:
     @property
     def residuals_read_later(self) -> frozenset[int]:
         """The positions of the residuals that the second half reads."""
-        read = {number for step in self.weight_steps for number in _numbers(step.operands)}
-        read |= {*_numbers(self.weight_gradients_at)}
+        read = {number for step in self.weight_steps for number in numbers_of(step.operands)}
+        read |= {*numbers_of(self.weight_gradients_at)}
         return frozenset(read & set(range(self.residuals)))
 
     def input_gradient(
@@ -133,8 +117,8 @@ class SplitBackward:
         """Compute the gradient of the input, and the stash for those of the weights."""
         values = dict(enumerate(jax.tree.leaves((residuals, again, cotangents))))
         assert len(values) == self.inputs, "arguments must be those for which it was split"
-        _run(self.input_steps, values)
-        gradient = [_value(each, values) for each in self.input_gradient_at]
+        run(self.input_steps, values)
+        gradient = [value_of(each, values) for each in self.input_gradient_at]
         stashed = Stash([values[number] for number in self.stashed], self)
         return jax.tree.unflatten(self.input_structure, gradient), stashed
 
@@ -151,78 +135,17 @@ class Stash:
         """Compute the gradients of the weights; arguments as `SplitBackward.input_gradient`."""
         values = dict(enumerate(jax.tree.leaves((residuals, again))))
         values |= dict(zip(self.split.stashed, self.values, strict=True))
-        _run(self.split.weight_steps, values)
-        gradients = [_value(each, values) for each in self.split.weight_gradients_at]
+        run(self.split.weight_steps, values)
+        gradients = [value_of(each, values) for each in self.split.weight_gradients_at]
         return jax.tree.unflatten(self.split.weight_structure, gradients)
 
 
-def _flatten(closed: core.ClosedJaxpr) -> tuple[list[_Equation], list[Any], int]:
-    """Inline all calls of a program: its steps, its outputs, and its number of inputs.
-
-    Values are numbered, the inputs first.
-    """
-    steps: list[_Equation] = []
-    inputs = len(closed.jaxpr.invars)
-    count = inputs
-
-    def append(jaxpr: Any, constants: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-        nonlocal count
-        names = dict(zip(jaxpr.invars, operands, strict=True))
-        names |= zip(jaxpr.constvars, map(_Constant, constants), strict=True)
-
-        def read(variable: Any) -> Any:
-            literal = isinstance(variable, core.Literal)
-            return _Constant(variable.val) if literal else names[variable]
-
-        for equation in jaxpr.eqns:
-            operands = [read(variable) for variable in equation.invars]
-            if equation.primitive is together_p:  # the two halves are not
-                names |= zip(equation.outvars, operands, strict=True)
-                continue
-            called = _called(equation)
-            if called is not None:
-                inner, inner_constants = called
-                names |= zip(
-                    equation.outvars, append(inner, inner_constants, operands), strict=True
-                )
-                continue
-            results = tuple(range(count, count + len(equation.outvars)))
-            count += len(results)
-            names |= zip(equation.outvars, results, strict=True)
-            what = (equation.primitive, equation.params, equation.ctx)
-            sizes = tuple(_bytes(variable.aval) for variable in equation.outvars)
-            steps.append(_Equation(*what, tuple(operands), results, sizes))
-        return [read(variable) for variable in jaxpr.outvars]
-
-    outputs = append(closed.jaxpr, closed.consts, range(inputs))
-    return steps, outputs, inputs
-
-
-def _called(equation: Any) -> tuple[Any, Sequence[Any]] | None:
-    """Return the program that an equation only runs, and its constants."""
-    if equation.primitive.name not in _CALLS:
-        return None
-    called = next(equation.params[key] for key in ("jaxpr", "call_jaxpr") if key in equation.params)
-    return getattr(called, "jaxpr", called), getattr(called, "consts", ())
-
-
-def _needed(outputs: Sequence[Any], maker: dict[int, _Equation]) -> set[_Equation]:
-    needed: set[_Equation] = set()
-    wanted = _numbers(outputs)
-    while wanted:
-        step = maker.get(wanted.pop())
-        if step is not None and step not in needed:
-            needed.add(step)
-            wanted += _numbers(step.operands)
-    return needed
-
-
 def _least_stash(
-    steps: Sequence[_Equation],
+    steps: Sequence[Equation],
     sizes: Sequence[int],
     saved: range,
     cotangents: range,
-    for_input: set[_Equation],
+    for_input: set[Equation],
 ) -> dict[int, frozenset[int]]:
     """Find for each value what the second half must be handed to have it, in the fewest bytes.
 
@@ -241,7 +164,7 @@ def _least_stash(
     in_first_half, of_microbatch = set(needed), {*saved, *cotangents}
     for step in steps:
         bytes_of.update(zip(step.results, step.sizes, strict=True))
-        operands = set(_numbers(step.operands))
+        operands = set(numbers_of(step.operands))
         handed = frozenset[int]().union(*(needed[number] for number in operands))
         constant = of_microbatch.isdisjoint(operands)
         cheap = step.primitive.name in _CHEAP
@@ -256,28 +179,3 @@ def _least_stash(
         if not constant:
             of_microbatch.update(step.results)
     return needed
-
-
-def _numbers(operands: Iterable[Any]) -> list[int]:
-    """Return the operands that are no constants."""
-    return [operand for operand in operands if isinstance(operand, int)]
-
-
-def _bytes(aval: Any) -> int:
-    size: int = math.prod(aval.shape)
-    itemsize: int = getattr(aval.dtype, "itemsize", 0)
-    return size * itemsize
-
-
-def _run(steps: Sequence[_Equation], values: dict[int, Any]) -> None:
-    for step in steps:
-        parameters = step.primitive.get_bind_params(step.parameters)
-        operands = [_value(each, values) for each in step.operands]
-        with step.context.manager:
-            made = step.primitive.bind(*operands, **parameters)
-        made = made if step.primitive.multiple_results else [made]
-        values.update(zip(step.results, made, strict=True))
-
-
-def _value(operand: Any, values: dict[int, Any]) -> Any:
-    return operand.value if isinstance(operand, _Constant) else values[operand]

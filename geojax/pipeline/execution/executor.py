@@ -40,6 +40,7 @@ from geojax.models.declaration import Parameters
 from geojax.models.frozen import trained_part
 from geojax.pipeline.execution.early_parts import EarlyParts, EarlyReduction
 from geojax.pipeline.execution.late_chunks import LateChunks
+from geojax.pipeline.execution.late_products import with_late_products
 from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put
 from geojax.pipeline.execution.ring_pool import RingRows
@@ -366,13 +367,13 @@ class _Run:
             )
         # Delayed messages travel while this tick computes, before anything else is sent.
         made, arrived = lax.optimization_barrier((made, arrived))
-        # The loss waits for gradients of weights, which may have messages of their own.
+        # The loss waits for gradients of weights: late products, or what has messages of its own.
         tokens = [*made.values(), state.loss]
         ordered = {kind: functools.reduce(after, tokens, each) for kind, each in made.items()}
         for number in form.channels:
             if not channels[number].delayed:
                 arrived[number] = self._send(number, ordered[channels[number].kind.value])
-        when_made = functools.partial(functools.reduce, held_until, made.values())
+        when_made = functools.partial(functools.reduce, held_until, tokens)
         inputs, cotangents = state.inputs, state.cotangents
         for number, stream in arrived.items():
             slot = when_made(tick_row[f"channel.{number}"])
@@ -436,7 +437,8 @@ class _Run:
         if not (self._program.joint and both):
             state, made = one_by_one(state)
         elif form.full:
-            state, made = jointly(state)
+            state, made, late = with_late_products(jointly, state)
+            state = state._replace(loss=functools.reduce(held_until, late, state.loss))
         else:
             state, made = lax.cond(tick_row["joint"] == 1, jointly, one_by_one, state)
         if read is None:

@@ -333,7 +333,11 @@ class StageChunks:
     def _chunk(self, visit: ChunkVisit, rings: Rings | None = None) -> Chunk:
         """Return one of the stage's chunks, with the rings that it reads or writes."""
         number = jnp.maximum(visit.chunk, 0)
-        count = jnp.int32(self.max_layers_per_chunk) if self._static else self._counts[number]
+        count: int | jax.Array = self.max_layers_per_chunk
+        if not self._static:
+            count = self._counts[number]
+        elif count > 1:  # one layer is in no loop
+            count = jnp.int32(count)
         layers = Layers((LayerSpan(count, self._functions.layer),), self._firsts[number])
         if rings is None:
             return Chunk(self._functions, layers)
@@ -341,7 +345,7 @@ class StageChunks:
         store = RingStore(rings, visit.rows, leaves[:saved], self.residuals)
         layers = dataclasses.replace(layers, store=store)
         if self.stashed is not None:
-            stash = RingStash(rings, visit.rows, leaves[saved:], self.stashed, count)
+            stash = RingStash(rings, visit.rows, leaves[saved:], self.stashed, jnp.asarray(count))
             layers = dataclasses.replace(layers, stash_store=stash, split=self.stashed.split)
         return Chunk(self._functions, layers)
 

@@ -47,6 +47,9 @@ class Costs:
     apart: float = 0.0
     """Seconds by which a tick takes longer that turns a microbatch: the last chunk's backward needs
     the forward. The two passes of a stage otherwise run beside each other's messages."""
+    late: float = 0.0
+    """Seconds of the gradients of weights that a tick ends with in which no stage is idle: what it
+    sends inside sites has left by then."""
 
     def __post_init__(self) -> None:
         chunks = len(self.forward)
@@ -100,6 +103,7 @@ class Costs:
             weight=tuple(factor * seconds for seconds in self.weight),
             head=factor * self.head,
             apart=factor * self.apart,
+            late=factor * self.late,
         )
 
     def durations(self, *, split_backward: bool) -> tuple[tuple[float, ...], ...]:

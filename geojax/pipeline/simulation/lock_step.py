@@ -36,14 +36,15 @@ def lock_step_seconds(table: TickTable, costs: Costs) -> float:
     It is that of `lock_step`, but for rounding: all actions of a tick are counted at once.
     """
     lengths, messages = _tick_lengths(table, costs), _messages(table, costs)
-    links = Links(costs)
+    late, links = _late_seconds(table, costs), Links(costs)
     not_before = [0.0] * (table.ticks + max((*table.hop_ticks, *table.return_ticks), default=1))
     now = 0.0
     for tick, (length, inside) in enumerate(zip(lengths, messages.inside, strict=True)):
         now = max(now, not_before[tick]) + length
         for ticks, seconds in zip(messages.hop_ticks, inside, strict=True):
             if seconds >= 0:
-                not_before[tick + ticks] = max(not_before[tick + ticks], now + seconds)
+                arrival = now - late[tick] + seconds
+                not_before[tick + ticks] = max(not_before[tick + ticks], arrival)
         for hop, ticks, is_later in messages.over_links.get(tick, ()):
             assert hop.link is not None, "it crosses one"
             _, sent = links.send(hop.link, is_later, now, hop.transfer)
@@ -71,6 +72,15 @@ def _tick_lengths(table: TickTable, costs: Costs) -> list[float]:
         length = np.where(shared.parted, parted, length)
     lengths: list[float] = (length + shared.seconds).tolist()
     return lengths
+
+
+def _late_seconds(table: TickTable, costs: Costs) -> list[float]:
+    """Return the seconds of gradients that each tick ends with, beside what it has sent."""
+    seconds = [0.0] * table.ticks
+    if costs.late:
+        first, end = table.full_run(shares_head=bool(costs.head))
+        seconds[first:end] = [costs.late] * (end - first)
+    return seconds
 
 
 class _OfAllStages(NamedTuple):
@@ -142,7 +152,7 @@ def _run(table: TickTable, costs: Costs) -> tuple[list[list[float]], list[Sent],
     not_before = [0.0] * (table.ticks + longest)
     starts: list[list[float]] = [[] for _ in schedule.orders]
     messages: list[Sent] = []
-    shared = _OfAllStages.of(table, costs)
+    shared, late = _OfAllStages.of(table, costs), _late_seconds(table, costs)
     now = 0.0
     for tick, actions in enumerate(by_tick):
         now = max(now, not_before[tick])
@@ -164,7 +174,7 @@ def _run(table: TickTable, costs: Costs) -> tuple[list[list[float]], list[Sent],
                 continue
             boundary, target = min(chunk, following), stage_of[following]
             hop, arrival_tick = costs.hops[boundary], tick + table.ticks_of_hop(kind, boundary)
-            start, sent = now, now + hop.transfer
+            start, sent = now - late[tick], now - late[tick] + hop.transfer
             if hop.link is not None:
                 start, sent = links.send(hop.link, stage < target, now, hop.transfer)
             not_before[arrival_tick] = max(not_before[arrival_tick], sent + hop.latency)

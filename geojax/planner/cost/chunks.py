@@ -24,7 +24,7 @@ from geojax.planner.cost.layer_bytes import layer_bytes
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.pipeline import ChosenBy
-from geojax.planner.cost.tensor_overlap import joint_share, orders_collectives
+from geojax.planner.cost.tensor_overlap import joint_share, late_seconds, orders_collectives
 from geojax.precision import policy
 from geojax.runtime.platform import GPU, platform_of_accelerator
 from geojax.topology import Topology
@@ -58,6 +58,8 @@ class SitePieces:
     """The share by which the halves of a split backward take longer than the whole."""
     apart: Apart = NEVER_APART
     """Seconds that a layer takes longer where its passes are not in joint ticks."""
+    late: float = 0.0
+    """Seconds of a layer's gradients of weights that joint ticks end with, beside their hops."""
     tensor_chunks: int = 1
     """The `parallelism.chunks` of the layers: what the layout gives, or leaves to "auto"."""
 
@@ -93,6 +95,7 @@ def site_pieces(
                 _hops(times, networks),
                 networks,
                 apart=Apart.of(times, networks),
+                late=late_seconds(times),
                 tensor_chunks=layout.model_parallelism.chunks,
             )
         )
@@ -342,6 +345,7 @@ def placed_work(
         split_surcharge=max(site.split_surcharge for site in own),
         head=_exposed(own[-1].shared),
         apart=max(site.apart.tick for site in own),
+        late=min(site.late for site in own),
     )
     shared, of_chunks = own[-1].shared, tuple(map(tuple, pieces))
     return ChunkWork(placement, layers, of_chunks, shared, costs, ChosenBy(costs))

@@ -19,8 +19,10 @@ shares to programs compiled for GPUs.
 import math
 from typing import NamedTuple
 
+from geojax.models import ModelConfig
 from geojax.planner.cost.layer import REGIONS, LayerTimes
 from geojax.planner.cost.networks import RankNetwork
+from geojax.precision import policy
 from geojax.runtime.platform import GPU, platform_of_accelerator
 from geojax.step.stage_layers import has_joint_ticks
 
@@ -65,6 +67,18 @@ def beside_products(times: LayerTimes, network: RankNetwork, message: float) -> 
         + more * (min(part, up + down) + min(part, queries))
         + (again + last_scatters),
     )
+
+
+def late_seconds(times: LayerTimes) -> float:
+    """Time the gradients of weights that a joint tick ends with, beside its hops.
+
+    They are of the products that a layer begins with, as one of each weight: not in parts, and not
+    in FP8 (`geojax.pipeline.execution.late_products`).
+    """
+    recipe = policy(times.layout.precision).recipe
+    plain = isinstance(times.model, ModelConfig) and not times.model.has_latent_attention
+    in_one = plain and times.chunks == 1 and recipe is None
+    return _weight_gradients(times).get(REGIONS[0], 0.0) if in_one and joint_share(times) else 0.0
 
 
 def joint_share(times: LayerTimes) -> float:

@@ -195,6 +195,23 @@ def test_one_message_of_a_tick_waits_where_no_stage_is_idle():
 
 
 @needs_cuda
+def test_hops_travel_beside_gradients_of_weights_where_no_stage_is_idle():
+    program, plan = turned_step()
+    (both,) = (
+        each
+        for each in plan.tick_program.segments
+        if each.pattern[0].full and Kind.FORWARD in each.pattern[0].kinds
+    )
+    hops = [
+        each
+        for each in flights(program, plan.mesh)
+        if each.collective.kind == "collective-permute" and each.collective.executions == both.count
+    ]
+    assert len(hops) == 2, "of the stream and of its cotangent"
+    assert all(each.products for each in hops)
+
+
+@needs_cuda
 def test_a_branch_of_joint_ticks_returns_the_residuals_of_one_layer_and_no_ring():
     program, _ = turned_step()
     computations = parse_module(program.as_text()).computations.values()
