@@ -336,7 +336,7 @@ class StageChunks:
         count: int | jax.Array = self.max_layers_per_chunk
         if not self._static:
             count = self._counts[number]
-        elif count > 1:  # one layer is in no loop
+        elif count > 1 or rings is None:  # one layer is in no loop of a tick
             count = jnp.int32(count)
         layers = Layers((LayerSpan(count, self._functions.layer),), self._firsts[number])
         if rings is None:
