@@ -1,10 +1,12 @@
 """A traced program as a list of equations, which may be dealt out and run in another order."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import jax
 from jax.extend import core
 
 _CALLS = frozenset(
@@ -20,6 +22,8 @@ class Equation:
     primitive: Any
     parameters: dict[str, Any]
     context: Any
+    scope: str
+    """The names of its scopes (`jax.named_scope`), inside those in which it is run."""
     operands: tuple[Any, ...]
     results: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -45,7 +49,9 @@ def flatten(
     inputs = len(closed.jaxpr.invars)
     count = inputs
 
-    def append(jaxpr: Any, constants: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    def append(
+        jaxpr: Any, constants: Sequence[Any], operands: Sequence[Any], outer: tuple[str, ...] = ()
+    ) -> list[Any]:
         nonlocal count
         names = dict(zip(jaxpr.invars, operands, strict=True))
         names |= zip(jaxpr.constvars, map(Constant, constants), strict=True)
@@ -59,17 +65,17 @@ def flatten(
             if equation.primitive is without:
                 names |= zip(equation.outvars, operands, strict=True)
                 continue
+            scopes = (*outer, str(equation.source_info.name_stack))
             called = _called(equation)
             if called is not None:
-                inner, inner_constants = called
-                names |= zip(
-                    equation.outvars, append(inner, inner_constants, operands), strict=True
-                )
+                made = append(*called, operands, scopes)
+                names |= zip(equation.outvars, made, strict=True)
                 continue
             results = tuple(range(count, count + len(equation.outvars)))
             count += len(results)
             names |= zip(equation.outvars, results, strict=True)
-            what = (equation.primitive, equation.params, equation.ctx)
+            scope = "/".join(filter(None, scopes))
+            what = (equation.primitive, equation.params, equation.ctx, scope)
             sizes = tuple(size_of(variable.aval) for variable in equation.outvars)
             equations.append(Equation(*what, tuple(operands), results, sizes))
         return [read(variable) for variable in jaxpr.outvars]
@@ -115,7 +121,8 @@ def run(equations: Iterable[Equation], values: dict[int, Any]) -> None:
     for equation in equations:
         parameters = equation.primitive.get_bind_params(equation.parameters)
         operands = [value_of(each, values) for each in equation.operands]
-        with equation.context.manager:
+        scope = jax.named_scope(equation.scope) if equation.scope else contextlib.nullcontext()
+        with equation.context.manager, scope:
             made = equation.primitive.bind(*operands, **parameters)
         made = made if equation.primitive.multiple_results else [made]
         values.update(zip(equation.results, made, strict=True))

@@ -18,7 +18,9 @@ def tick(state):
     made = jnp.tanh(x @ first)
     through = (cotangent @ second.T) * (1 - made**2)
     x_cotangent = through @ first.T
-    x_cotangent, *gradients = together((x_cotangent, x.T @ through, made.T @ cotangent))
+    with jax.named_scope("gradients"):
+        of_weights = x.T @ through, made.T @ cotangent
+    x_cotangent, *gradients = together((x_cotangent, *of_weights))
     cotangent = cotangent + x_cotangent
     sums = [total + gradient for total, gradient in zip(sums, gradients, strict=True)]
     # The forward waits for the backward.
@@ -63,3 +65,13 @@ def test_the_gradient_of_the_first_weights_waits_for_both_streams_and_no_other_d
     assert (F, H) in [shape for place, shape in products if place < sent]
     held = [each.outvars[0].aval.shape for each in jaxpr.eqns if each.primitive.name == "held"]
     assert held == [(B, F)] * 2, "the cotangent, until x.T is there and until the streams are"
+
+
+def test_a_profile_finds_them_in_the_scopes_that_they_were_in():
+    jaxpr = jax.make_jaxpr(lambda state: with_late_products(tick, state))(state_of()).jaxpr
+    scoped = [
+        each.outvars[0].aval.shape
+        for each in jaxpr.eqns
+        if each.primitive.name == "dot_general" and "gradients" in str(each.source_info.name_stack)
+    ]
+    assert scoped == [(F, H), (H, F)]
