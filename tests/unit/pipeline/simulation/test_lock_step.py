@@ -186,3 +186,17 @@ def test_a_turn_in_one_tick_is_avoided_where_it_parts_what_runs_together():
     apart = dataclasses.replace(costs, apart=0.5)
     assert not tick_table("interleaved", placement, 16, hops, costs=costs).turns_later
     assert tick_table("interleaved", placement, 16, hops, costs=apart).turns_later
+
+
+@pytest.mark.parametrize("late", [0.25, 2.0])
+def test_hops_travel_beside_late_gradients_where_no_stage_is_idle(late):
+    placement = Placement.interleaved([2], 2)
+    costs = Costs.uniform(placement.chunks, 1.0, 2.0, hop=Hop(0.5))
+    costs = dataclasses.replace(costs, apart=0.5)  # no microbatch turns in one tick
+    table = tick_table("interleaved", placement, 16, (1,) * (placement.chunks - 1), costs=costs)
+    beside = dataclasses.replace(costs, late=late)
+    first, end = table.full_run(shares_head=False)
+    assert end - first > 8
+    saved = lock_step_seconds(table, costs) - lock_step_seconds(table, beside)
+    assert saved == pytest.approx((end - first) * min(late, 0.5))
+    assert lock_step(table, beside).seconds == pytest.approx(lock_step_seconds(table, beside))
