@@ -331,9 +331,11 @@ class _Run:
         rings = zip(self._layers.pool.rings, self._rows.counts, strict=True)
         delayed = {channel.kind.value for channel in self._program.channels if channel.delayed}
         axes, zero = frozenset(self._axes), self._zero
-        first = HeldChunk.of(self._weights.layers, vary_over(jnp.int32(0), axes))
+        held: dict[str, HeldChunk] = {}
         several = self._placement.chunks_per_stage > 1
-        holds_chunks = self._rows.behind and several and self._layers.max_layers_per_chunk == 1
+        if self._rows.behind and several and self._layers.max_layers_per_chunk == 1:
+            first = HeldChunk.of(self._weights.layers, vary_over(jnp.int32(0), axes))
+            held = dict.fromkeys(("F", "B"), first)
         return _State(
             nan_of(self._stream, max(slots["inputs"], 1), zero=zero),
             nan_of(self._stream, max(slots["cotangents"], 1), zero=zero),
@@ -342,7 +344,7 @@ class _Run:
             vary_over(zeros_of(loss), axes),
             None if balance is None else vary_over(zeros_of(balance), axes),
             zeros_of(trained_part(self._weights), dtype=self._sum_dtype, zero=zero),
-            dict.fromkeys(("F", "B"), first) if holds_chunks else {},
+            held,
         )
 
     def _pattern(

@@ -55,10 +55,7 @@ def with_late_products(
     read_by_late = {number for each in late for number in numbers_of(each.operands)}
     cotangents = read_by_last & read_by_late
 
-    def held(equation: Equation, tokens: list[Any]) -> Equation:
-        if not tokens:
-            return equation
-        token = token_of(tokens)
+    def held(equation: Equation, token: jax.Array) -> Equation:
         operands = [
             Constant(held_until(values[each], token)) if each in cotangents else each
             for each in equation.operands
@@ -69,18 +66,19 @@ def with_late_products(
     others = sorted(maker.keys() & read_by_late - cotangents)
     before = needed_by(others, maker)
     run([each for each in now if each in before], values)
-    read = [values[each] for each in others]
+    token = token_of([values[each] for each in others]) if others else None
     for each in now:
         if each not in before:
-            run([held(each, read) if each in last else each], values)
+            run([each if token is None or each not in last else held(each, token)], values)
     # XLA would compute a number of a stream apart, before the stream.
     sent = barrier([values[each] for each in streams])
     values.update(zip(streams, sent, strict=True))
+    token = token_of(sent)
     for each in behind:
         if each.primitive in _ORDERS:  # nothing may stand between a product and its sum
             values[each.results[0]] = values[each.operands[0]]
         else:
-            run([held(each, sent) if each in late else each], values)
+            run([held(each, token) if each in late else each], values)
     made: tuple[State, dict[str, jax.Array]] = jax.tree.unflatten(
         structure, [value_of(each, values) for each in outputs]
     )

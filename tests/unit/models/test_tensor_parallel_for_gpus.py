@@ -151,6 +151,13 @@ def test_a_forward_and_a_backward_in_one_tick_hide_what_either_sends():
     assert hidden_share_of_model(plan, microbatches=10**6, global_batch_size=10**6) <= beside + 0.05
 
 
+def full_ticks(plan):
+    """The number of ticks in which all stages have both passes."""
+    runs = [each for each in plan.tick_program.segments if each.pattern[0].full]
+    (both,) = (each for each in runs if Kind.FORWARD in each.pattern[0].kinds)
+    return both.count
+
+
 @functools.cache
 def turned_step(chunks_per_stage=1):
     """The program and the plan of stages that share a head, and turn a tick later."""
@@ -181,13 +188,11 @@ def test_a_head_that_stages_share_leaves_passes_joint_and_sends_the_stream_once_
 @needs_cuda
 def test_one_message_of_a_tick_waits_where_no_stage_is_idle():
     program, plan = turned_step()
-    runs = [each for each in plan.tick_program.segments if each.pattern[0].full]
-    (both,) = (each for each in runs if Kind.FORWARD in each.pattern[0].kinds)
     found = [
         each
         for each in compiled_flights(program, plan)
         if each.collective.in_loop
-        and each.collective.executions == both.count
+        and each.collective.executions == full_ticks(plan)
         and each.products_around
     ]
     assert len(found) == 10, "of a layer forwards and backwards"
@@ -197,15 +202,11 @@ def test_one_message_of_a_tick_waits_where_no_stage_is_idle():
 @needs_cuda
 def test_hops_travel_beside_gradients_of_weights_where_no_stage_is_idle():
     program, plan = turned_step()
-    (both,) = (
-        each
-        for each in plan.tick_program.segments
-        if each.pattern[0].full and Kind.FORWARD in each.pattern[0].kinds
-    )
     hops = [
         each
         for each in flights(program, plan.mesh)
-        if each.collective.kind == "collective-permute" and each.collective.executions == both.count
+        if each.collective.kind == "collective-permute"
+        and each.collective.executions == full_ticks(plan)
     ]
     assert len(hops) == 2, "of the stream and of its cotangent"
     assert all(each.products for each in hops)
