@@ -97,8 +97,8 @@ def test_a_run_without_validation_sets_compiles_no_pass(monkeypatch):
     def refuse(*arguments):
         raise AssertionError("no validation pass must be traced")
 
-    monkeypatch.setattr("geojax.train.compiled_run.trace_evaluation", refuse)
     run = run_of(1)
+    monkeypatch.setattr("geojax.train.compiled_run.trace_evaluation", refuse)
     assert CompiledRun.build(run.config, run.resolved, run.plan).evaluation_program is None
 
 
