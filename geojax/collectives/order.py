@@ -37,7 +37,7 @@ def held_until(tree: Tree, token: jax.Array) -> Tree:
     Of two results that do not depend on each other it computes any one first, and awaits a message
     where its first reader is.
     """
-    return jax.tree.map(lambda leaf: _held_p.bind(leaf, token), tree)
+    return jax.tree.map(lambda leaf: held_p.bind(leaf, token), tree)
 
 
 @jax.custom_vjp
@@ -95,7 +95,7 @@ def told_apart(x: jax.Array, count: int) -> list[jax.Array]:
     """
     made = [x]
     while len(made) < count:
-        made += _apart_p.bind(made[-1])  # two of the same array would be one again
+        made += apart_p.bind(made[-1])  # two of the same array would be one again
     return made
 
 
@@ -145,7 +145,7 @@ together_p = _identity("together", waits_on=GPU.name)
 """`together`, which halves of a split backward are not."""
 
 _turn_p = _identity("turn", waits_on=GPU.name)
-_apart_p = _identity("apart", waits_on=GPU.name)
+apart_p = _identity("apart", waits_on=GPU.name)
 
 
 def _depend(x: jax.Array, token: jax.Array) -> jax.Array:
@@ -168,7 +168,7 @@ def _dependence(name: str, *, waits_on: Sequence[str] | None) -> Primitive:
     return primitive
 
 
-_held_p = _dependence("held", waits_on=None)
+held_p = _dependence("held", waits_on=None)
 _after_p = _dependence(
     "after", waits_on=[each.name for each in (CPU, GPU) if each.orders_collectives]
 )

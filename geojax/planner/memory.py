@@ -29,6 +29,7 @@ from geojax.sharding import LeafLayout
 from geojax.step.gather import without_layers
 from geojax.step.plan import StepPlan
 from geojax.step.program import trace_step
+from geojax.step.stage_layers import adds_in_products
 from geojax.step.state import TrainState, state_layouts
 
 STATE_USES = {
@@ -63,7 +64,14 @@ def step_memory(
     else:
         in_flight = program.ticks.schedule.most_held(staged.layers_per_chunk, pieces.held)
         layers = len(staged.layers_of_stage[0])
-        phases = phases_of_stage(layers, max(in_flight), pieces, gradients)
+        phases = phases_of_stage(
+            layers,
+            max(in_flight),
+            pieces,
+            gradients,
+            holds_chunks=program.holds_chunks(staged.layers_per_chunk),
+            adds_in_products=adds_in_products(model, plan.policy, staged.placement.stages),
+        )
     return StepMemory.of(state, phases)
 
 

@@ -223,7 +223,13 @@ def phases_of_step(
 
 
 def phases_of_stage(
-    layers: int, activations: int, pieces: StepPieces, gradients: GradientBytes
+    layers: int,
+    activations: int,
+    pieces: StepPieces,
+    gradients: GradientBytes,
+    *,
+    holds_chunks: bool,
+    adds_in_products: bool,
 ) -> dict[str, Uses]:
     """Return what the phases of a pipeline in one program hold on a stage, beside the state.
 
@@ -232,10 +238,17 @@ def phases_of_stage(
         activations: what the layers hold of all microbatches in flight.
         pieces: of the model.
         gradients: of the stage.
+        holds_chunks: it runs copies of its chunks of one layer, one in each direction.
+        adds_in_products: the copy that goes backwards has gradients of its own.
     """
+    weights, sums = pieces.non_layer_weights + layers * pieces.layer_weights, gradients.whole
+    if holds_chunks:
+        weights += 2 * pieces.layer_gradient
+    if holds_chunks and adds_in_products:
+        sums += gradients.layers // layers
     passes = {
-        "gathered weights": pieces.non_layer_weights + layers * pieces.layer_weights,
-        "gradients": gradients.whole,
+        "gathered weights": weights,
+        "gradients": sums,
         "activations": activations + pieces.embedding_held,
     }
     return {

@@ -28,6 +28,7 @@ from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.execution.shared_head import SharedHead
 from geojax.precision import detach_amax, scale_gradient
 from geojax.step.plan import StepPlan
+from geojax.step.stage_layers import adds_in_products
 
 
 class Gradients(NamedTuple):
@@ -252,6 +253,7 @@ class ForwardBackward:
             plan.stages.layers_per_chunk,
             plan.policy.reduce_dtype,
             self.shared_head,
+            adds_in_products(self.model, plan.policy, plan.stages.placement.stages),
         )
 
     @property

@@ -12,6 +12,7 @@ from geojax.models.parameters import parameter_shapes
 from geojax.models.transformer import read_by_head
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import Placement
+from geojax.precision.policy import Policy
 from geojax.runtime.platform import GPU, Platform
 from geojax.sharding import StageAssignment
 from geojax.sharding.stage_assignment import PADDING_LAYER
@@ -143,6 +144,17 @@ def gathers_beside_ticks(layout: Layout, platform: Platform) -> bool:
         return given
     sharded = layout.zero.stage > 0 and layout.mesh.data * layout.mesh.expert > 1
     return platform is GPU and sharded and placement_of(layout).chunks_per_stage > 1
+
+
+def adds_in_products(model: AnyModel, policy: Policy, stages: int) -> bool:
+    """Return True if products add to the sums of the chunk that a stage runs a copy of.
+
+    In FP8 they are calls in branches, and of experts no plain products: sums are passes of their
+    own then, and a copy of them would only cost time. So it would with two stages: a stage turns to
+    another chunk after as many microbatches as there are stages, and that moves 16 bytes a weight,
+    where products that add save 6.
+    """
+    return policy.recipe is None and not model.is_moe and stages > 2
 
 
 def has_joint_ticks(layout: Layout, most_layers: int, platform: Platform) -> bool:

@@ -571,6 +571,16 @@ MORE = (
         head="positions",
         layers="single",
     ),
+    # Four stages, whose products add to the sums of the chunk that they run.
+    Case(
+        "gemma",
+        "interleaved",
+        "2 stages",
+        tensor="sequence",
+        branches="joint",
+        head="positions",
+        layers="single",
+    ),
     Case("gpt3", "1f1b", "2 stages", rows="data", branches="branches", head="positions"),
     Case(
         "gpt3", "branch_free", "2 replicas", rows="data", overlap="beside ticks", head="positions"

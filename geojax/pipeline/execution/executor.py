@@ -47,6 +47,7 @@ from geojax.pipeline.execution.ring_pool import RingRows
 from geojax.pipeline.execution.shared_head import SharedHead
 from geojax.pipeline.execution.stage_chunks import ChunkVisit, HeldChunk, Rings, StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
+from geojax.pipeline.execution.summed_products import with_summed_products
 from geojax.pipeline.execution.tick_program import (
     FULL_TICKS,
     NOTHING,
@@ -107,6 +108,8 @@ class Executor:
     """The dtype of the gradients' sums."""
     shared_head: SharedHead | None = None
     """The head that stages share, which the program then has too; None: the last one has it."""
+    adds_in_products: bool = True
+    """True if products of layers add to the sums of the chunk that a stage runs a copy of."""
 
     def gradients(
         self,
@@ -141,6 +144,7 @@ class _Run:
     def __init__(self, executor: Executor, weights: StageWeights, microbatches: Microbatch):
         self._functions, self._program = executor.functions, executor.program
         self._axes, self._sum_dtype = executor.axes, executor.sum_dtype
+        self._adds_in_products = executor.adds_in_products
         weights, self._zero = zero_after(weights)
         self._weights, self._microbatches = weights, microbatches
         self._stage = lax.axis_index(self._axes)
@@ -187,6 +191,9 @@ class _Run:
                 state, done = state._replace(loss=token), tick
             state = run._run_ticks(ticks, state, done, end)
             exchanged, state = parts.finish(state)
+        if _held_sums(state):
+            layers = state.held["B"].put_back(state.sums.layers)
+            state = state._replace(sums=state.sums._replace(layers=layers))
         balance, sums = after((state.balance, state.sums), state.loss)
         return PipelineGradients(state.loss, balance, sums, exchanged)
 
@@ -218,10 +225,7 @@ class _Run:
                 rows,
             )
             layers = late.put(layers, chunk, held_until(gathered, state.loss))
-            held = {
-                kind: each.replaced_if(each.number == chunk, layers, each.number)
-                for kind, each in state.held.items()
-            }
+            held = {kind: each.renewed_if(chunk, layers) for kind, each in state.held.items()}
             return (state._replace(held=held), layers), None
 
         chunks = jnp.arange(1, others + 1)
@@ -331,11 +335,12 @@ class _Run:
         rings = zip(self._layers.pool.rings, self._rows.counts, strict=True)
         delayed = {channel.kind.value for channel in self._program.channels if channel.delayed}
         axes, zero = frozenset(self._axes), self._zero
+        sums = zeros_of(trained_part(self._weights), dtype=self._sum_dtype, zero=zero)
         held: dict[str, HeldChunk] = {}
-        several = self._placement.chunks_per_stage > 1
-        if self._rows.behind and several and self._layers.max_layers_per_chunk == 1:
-            first = HeldChunk.of(self._weights.layers, vary_over(jnp.int32(0), axes))
-            held = dict.fromkeys(("F", "B"), first)
+        if self._program.holds_chunks(self._layers_per_chunk):
+            first, layers = vary_over(jnp.int32(0), axes), self._weights.layers
+            held["F"] = HeldChunk.of(first, layers, {})
+            held["B"] = HeldChunk.of(first, layers, sums.layers if self._adds_in_products else {})
         return _State(
             nan_of(self._stream, max(slots["inputs"], 1), zero=zero),
             nan_of(self._stream, max(slots["cotangents"], 1), zero=zero),
@@ -343,7 +348,7 @@ class _Run:
             {kind: nan_of(self._stream, zero=zero) for kind in sorted(delayed)},
             vary_over(zeros_of(loss), axes),
             None if balance is None else vary_over(zeros_of(balance), axes),
-            zeros_of(trained_part(self._weights), dtype=self._sum_dtype, zero=zero),
+            sums,
             held,
         )
 
@@ -384,14 +389,23 @@ class _Run:
             else:
                 cotangents = put(cotangents, stream, slot)
         kept = state.made | {kind: made[kind] for kind in state.made if kind in made}
-        held = {}
-        for kind, each in state.held.items():
+        for kind in state.held:
             # Beside the messages: the stack is read when nothing reads the chunk any more.
             following = when_made(tick_row[f"{kind}.following"])
-            held[kind] = each.replaced_if(following != each.number, self._weights.layers, following)
+            state = self._with_chunk(state, kind, following)
         # The next tick waits for all of this one: XLA unrolls a loop of one iteration.
         loss = functools.reduce(after, [*made.values(), *arrived.values()], state.loss)
-        return state._replace(inputs=inputs, cotangents=cotangents, made=kept, loss=loss, held=held)
+        return state._replace(inputs=inputs, cotangents=cotangents, made=kept, loss=loss)
+
+    def _with_chunk(self, state: _State, kind: str, number: jax.Array) -> _State:
+        """Hold chunk `number` for the actions of a kind."""
+        weights, held = self._weights.layers, state.held[kind]
+        if not held.sums:
+            turned, _ = held.turned_to(number, weights, {})
+            return state._replace(held=state.held | {kind: turned})
+        turned, layers = held.turned_to(number, weights, state.sums.layers)
+        sums = state.sums._replace(layers=layers)
+        return state._replace(held=state.held | {kind: turned}, sums=sums)
 
     def _send(self, number: int, stream: jax.Array) -> jax.Array:
         channel = self._program.channels[number]
@@ -405,6 +419,8 @@ class _Run:
         read: _State | None = None
         if self._rows.behind:
             read, state = state, state._replace(rings=self._layers.unkept, held={})
+            if held_sums := _held_sums(read):
+                state = state._replace(sums=state.sums._replace(layers=held_sums))
         turns_later = self._program.ticks.turns_later
         if form.head and turns_later:
             state = self._run_shared_head(tick_row, [state.loss, *arrived], state)
@@ -421,6 +437,8 @@ class _Run:
             if Kind.BACKWARD in form.kinds:
                 before = [state.loss, *arrived, *made.values()]
                 valid, do = self._backward(tick_row, read, before)
+                if read is not None and _held_sums(read):
+                    do = functools.partial(with_summed_products, do)
                 state, made["B"] = self._maybe(form, valid, do, state)
             return state, made
 
@@ -442,13 +460,24 @@ class _Run:
             state, made, late = with_late_products(jointly, state)
             state = state._replace(loss=functools.reduce(held_until, late, state.loss))
         else:
-            state, made = lax.cond(tick_row["joint"] == 1, jointly, one_by_one, state)
+            state, made = lax.cond(
+                tick_row["joint"] == 1,
+                functools.partial(with_summed_products, jointly),
+                one_by_one,
+                state,
+            )
         if read is None:
             return state, made
         rings = read.rings
         if Kind.FORWARD in form.kinds:
             rings = self._layers.keep(rings, tick_row["F.rows"], state.rings)
-        return state._replace(rings=rings, held=read.held), made
+        state = state._replace(rings=rings)
+        state = state._replace(held=read.held)
+        if _held_sums(read):
+            backward = read.held["B"]._replace(sums=state.sums.layers)
+            sums = state.sums._replace(layers=read.sums.layers)
+            state = state._replace(held=state.held | {"B": backward}, sums=sums)
+        return state, made
 
     def _forward(
         self, tick_row: TickRow, read: _State | None, before: list[jax.Array]
@@ -608,6 +637,11 @@ class _Run:
         if self._program.branch_free or form.full:
             return typed(state)
         return lax.cond(valid, typed, skip, state)
+
+
+def _held_sums(state: _State) -> Parameters:
+    """Return the sums of the gradients of the chunk that goes backwards; empty: it has none."""
+    return state.held["B"].sums if state.held else {}
 
 
 def _add(sums: Tree, gradient: Any) -> Tree:

@@ -112,8 +112,7 @@ class RingRows:
         of_kind = {
             kind: np.full((*shape, len(pool.columns)), NOTHING, np.int32) for kind in schedule.kinds
         }
-        joint = program.joint and program.ticks.turns_later
-        behind = joint and len(set(layers_per_chunk)) == 1
+        behind = program.writes_behind(layers_per_chunk)
         by_ring_and_stage: dict[tuple[int, int], list[_RingInterval]] = {}
         for interval in _intervals(program, pool, layers_per_chunk, behind):
             by_ring_and_stage.setdefault((interval.ring, interval.stage), []).append(interval)

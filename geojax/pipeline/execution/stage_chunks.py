@@ -8,6 +8,7 @@ their loops then have a length that the stage knows and the program does not.
 import copy
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -24,7 +25,9 @@ from geojax.models.chunk.chunk import (
     ModelFunctions,
 )
 from geojax.models.chunk.layer_io import (
+    GradientSink,
     LayerWeights,
+    OwnGradients,
     SliceGradients,
     StackedWeights,
     layer_slice,
@@ -118,31 +121,71 @@ class RingStash(RingStore):
 
 
 class HeldChunk(NamedTuple):
-    """The weights of a chunk of one layer, which lie where ticks read them while these run it.
+    """A chunk of one layer, which lies where ticks read and add to it while these run it.
 
-    XLA copies a layer out of a stack at an index that it does not know, in every tick anew. A stage
-    runs a chunk for as many microbatches in a row as there are stages: few ticks need a copy.
+    XLA copies a layer out of a stack at an index that it does not know, in every tick anew, and
+    adds to a slice of one in passes of their own: to an array the product itself adds. A stage runs
+    a chunk for as many microbatches in a row as there are stages: few ticks need another one.
     """
 
     number: jax.Array
     """The chunk's number on the stage, int32."""
     weights: Parameters
     """Stacked, of one layer."""
+    sums: Parameters
+    """The gradients of its weights so far, alike; those in the stack are older. Empty: they are in
+    the stack alone."""
 
     @classmethod
-    def of(cls, stack: Parameters, number: jax.Array) -> "HeldChunk":
-        """Copy a chunk."""
-        return cls(number, layers_slice(stack, number, 1))
+    def of(cls, number: jax.Array, weights: Parameters, sums: Parameters) -> "HeldChunk":
+        """Copy a chunk out of stacks of all chunks' weights and gradients."""
+        return cls(number, layers_slice(weights, number, 1), layers_slice(sums, number, 1))
 
-    def replaced_if(self, changed: jax.Array, stack: Parameters, number: jax.Array) -> "HeldChunk":
-        """Return a copy of chunk `number` if that or its weights have changed; in place."""
+    def put_back(self, sums: Parameters) -> Parameters:
+        """Return the stack of all chunks' gradients, with this one's; in place."""
 
-        def copied(held: "HeldChunk") -> "HeldChunk":
-            new: HeldChunk = jax.tree.map(typed_like, HeldChunk.of(stack, number), held)
-            return new
+        def put(stack: jax.Array, own: jax.Array) -> jax.Array:
+            return lax.dynamic_update_slice_in_dim(
+                stack, own, self.number, axis=0, allow_negative_indices=False
+            )
 
-        held: HeldChunk = lax.cond(changed, copied, lambda held: held, self)
-        return held
+        stacks: Parameters = jax.tree.map(put, sums, self.sums)
+        return stacks
+
+    def turned_to(
+        self, number: jax.Array, weights: Parameters, sums: Parameters
+    ) -> tuple["HeldChunk", Parameters]:
+        """Return a copy of chunk `number` if that is another one, in place.
+
+        And the stack of all chunks' gradients, into which this one's have then been put back.
+        """
+
+        def turned() -> tuple[HeldChunk, Parameters]:
+            stacks = self.put_back(sums)
+            return HeldChunk.of(number, weights, stacks), stacks
+
+        return _kept_if(number == self.number, (self, sums), turned)
+
+    def renewed_if(self, number: jax.Array, weights: Parameters) -> "HeldChunk":
+        """Return the chunk with weights that are new if it is this one, in place."""
+        changed = number == self.number
+        own = _kept_if(~changed, self.weights, lambda: layers_slice(weights, number, 1))
+        return self._replace(weights=own)
+
+
+def _kept_if(stays: jax.Array, held: Tree, replaced: Callable[[], Tree]) -> Tree:
+    """Return `held` or else `replaced()` in its place.
+
+    XLA takes the true branch to end before the other one begins: what a later one handed on, it
+    would copy.
+    """
+
+    def typed() -> Tree:
+        made: Tree = jax.tree.map(typed_like, replaced(), held)
+        return made
+
+    made: Tree = lax.cond(stays, lambda: held, typed)
+    return made
 
 
 class ChunkVisit(NamedTuple):
@@ -306,7 +349,7 @@ class StageChunks:
             cotangent,
             visit.batch,
             visit.context,
-            SliceGradients(self._first_in_stack(visit.chunk), only_if),
+            self._sink(visit, only_if),
             sums,
         )
         return made.x, made.layers
@@ -323,7 +366,7 @@ class StageChunks:
 
     def weight_gradients(self, rings: Rings, visit: ChunkVisit, sums: Tree) -> Tree:
         """Run the second half: `sums` with the gradients of a chunk's weights."""
-        sink = SliceGradients(self._first_in_stack(visit.chunk))
+        sink = self._sink(visit)
         weights, residuals = self._weights_of(visit), self._residuals(rings)
         added: Tree = self._chunk(visit, rings).weight_gradients(
             weights, residuals, [rings], visit.context, sink, sums
@@ -352,6 +395,12 @@ class StageChunks:
     def _first_in_stack(self, chunk: jax.Array) -> jax.Array:
         """Return where the first layer of a chunk lies among the stage's weights."""
         return jnp.maximum(chunk, 0) * self.max_layers_per_chunk
+
+    def _sink(self, visit: ChunkVisit, only_if: jax.Array | None = None) -> GradientSink:
+        if visit.held is None or not visit.held.sums:
+            return SliceGradients(self._first_in_stack(visit.chunk), only_if)
+        assert only_if is None, "programs that hold chunks have branches"
+        return OwnGradients()
 
     def _weights_of(self, visit: ChunkVisit) -> ChunkWeights:
         source = StackedWeights(self._weights, self._first_in_stack(visit.chunk))

@@ -144,6 +144,18 @@ class TickProgram:
     slots: Mapping[str, int]
     """The number of slots of each ring."""
 
+    def holds_chunks(self, layers_per_chunk: Sequence[int]) -> bool:
+        """Return True if a stage runs a copy of one of its chunks, with sums of its own.
+
+        The chunks are of one layer each, and residuals are written behind the branches.
+        """
+        several = self.ticks.schedule.placement.chunks_per_stage > 1
+        return self.writes_behind(layers_per_chunk) and several and set(layers_per_chunk) == {1}
+
+    def writes_behind(self, layers_per_chunk: Sequence[int]) -> bool:
+        """Return True if a tick writes its residuals when all its branches have ended."""
+        return self.joint and self.ticks.turns_later and len(set(layers_per_chunk)) == 1
+
     @classmethod
     def of(
         cls,

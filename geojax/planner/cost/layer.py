@@ -26,6 +26,8 @@ from geojax.planner.cost.matmul import MatmulRate, matmul_rate
 from geojax.planner.cost.own_layer import layer_of_rank
 from geojax.planner.cost.prediction import CostItem
 from geojax.precision import policy
+from geojax.runtime.platform import platform_of_accelerator
+from geojax.step.stage_layers import adds_in_products, has_joint_ticks
 from geojax.topology import Site
 
 
@@ -282,9 +284,32 @@ class LayerTimes:
 
     def gradient_seconds(self, product: Product) -> float:
         """Time the products that make the gradient of a product's weights."""
-        wide = 4 if self.execution.sums_in_matmul else 2
+        wide = 4 if self.adds_in_products else 2
         sizes = product.inner, product.columns, product.rows
         return product.count * self.rate(linear=True).seconds(*sizes, out_itemsize=wide)
+
+    @property
+    def has_joint_ticks(self) -> bool:
+        """True if a forward and a backward are one branch (`geojax.step.stage_layers`)."""
+        layout, layers = self.layout, self.layout.pipeline.layers
+        chunks = layout.placement.chunks
+        most = math.ceil(self.model.num_stacked_layers / chunks) if layers is None else max(layers)
+        platform = platform_of_accelerator(self.site.accelerator)
+        return self.execution.gradients_last and has_joint_ticks(layout, most, platform)
+
+    @property
+    def holds_chunks(self) -> bool:
+        """True if a stage copies the chunk of one layer that it runs, one of several."""
+        return self.has_joint_ticks and self.layout.pipeline.virtual_stages > 1
+
+    @property
+    def adds_in_products(self) -> bool:
+        """True if products add to the sums, in geojax' program (`pipeline.execution`) to a copy."""
+        whole = self.holds_chunks and self.chunks == 1
+        own = whole and adds_in_products(
+            self.model, policy(self.layout.precision), self.layout.pipeline_stages
+        )
+        return own or self.execution.sums_in_matmul
 
     @property
     def frozen(self) -> bool:
@@ -469,10 +494,17 @@ class LayerTimes:
     def _sums_of(self, numbers: float) -> Piece:
         if self.layout.batch.microbatches == 1:
             return Piece("sums of gradients", "one microbatch: there are none")
-        moved = 4 if self.execution.sums_in_matmul else self.itemsize + 8
+        moved: float = 4 if self.adds_in_products else self.itemsize + 8
+        source = "bytes through memory over its bandwidth"
+        if self.holds_chunks:
+            # A stage turns to another chunk after as many microbatches as there are stages: it
+            # copies the weights for both passes, puts sums back and copies others.
+            turned = 4 * self.itemsize + (16 if self.adds_in_products else 0)
+            moved += turned / self.layout.pipeline_stages
+            source += ", and copies of a chunk where a stage turns to it"
         return Piece(
             "sums of gradients",
-            "bytes through memory over its bandwidth",
+            source,
             weight=moved * numbers / self.bytes_per_second,
             bytes=moved * numbers,
         )

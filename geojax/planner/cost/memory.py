@@ -46,6 +46,8 @@ from geojax.planner.memory_phases import (
     phases_of_step,
 )
 from geojax.precision import policy
+from geojax.runtime.platform import GPU
+from geojax.step.stage_layers import adds_in_products, has_joint_ticks
 
 DISPATCH_BUFFERS = 10
 """Arrays [tokens, k, H] that a layer of experts has at once in its backward pass, fitted to traced
@@ -91,7 +93,17 @@ def layout_memory(
         # chunk's backward (`geojax.pipeline.earlier_weights`).
         more = pieces.held.in_backward - pieces.held.before_backward
         of_layer = pairs * pieces.held.before_backward + more / layout.pipeline.virtual_stages
-        phases = phases_of_stage(held.layers, round(held.layers * of_layer), pieces, gradients)
+        virtual = layout.pipeline.virtual_stages
+        phases = phases_of_stage(
+            held.layers,
+            round(held.layers * of_layer),
+            pieces,
+            gradients,
+            holds_chunks=virtual > 1 and has_joint_ticks(layout, held.layers // virtual, GPU),
+            adds_in_products=adds_in_products(
+                model, policy(layout.precision), layout.pipeline_stages
+            ),
+        )
     else:
         count = bucket_layers(model, layout, held.layer, device_bytes)
         overlaps = layout.communication.overlap_grad_reduce is True or (

@@ -16,7 +16,6 @@ beside the products of the other pass, but for the first gather of the tick. A t
 shares to programs compiled for GPUs.
 """
 
-import math
 from typing import NamedTuple
 
 from geojax.models import ModelConfig
@@ -24,7 +23,6 @@ from geojax.planner.cost.layer import REGIONS, LayerTimes
 from geojax.planner.cost.networks import RankNetwork
 from geojax.precision import policy
 from geojax.runtime.platform import GPU, platform_of_accelerator
-from geojax.step.stage_layers import has_joint_ticks
 
 
 class Beside(NamedTuple):
@@ -87,14 +85,9 @@ def joint_share(times: LayerTimes) -> float:
     Before the first backward, and after the last forward, a pipeline of p stages and m microbatches
     has ticks of one kind: p / m of either.
     """
-    layout = times.layout
-    chunks = layout.placement.chunks
-    layers = layout.pipeline.layers
-    most = math.ceil(times.model.num_stacked_layers / chunks) if layers is None else max(layers)
-    platform = platform_of_accelerator(times.site.accelerator)
-    if not times.execution.gradients_last or not has_joint_ticks(layout, most, platform):
+    if not times.has_joint_ticks:
         return 0.0
-    return max(0.0, 1 - layout.pipeline_stages / layout.batch.microbatches)
+    return max(0.0, 1 - times.layout.pipeline_stages / times.layout.batch.microbatches)
 
 
 def orders_collectives(times: LayerTimes) -> bool:

@@ -126,16 +126,19 @@ def test_parts_of_the_stream_travel_while_others_are_multiplied():
 
 
 def joint_plan(table, *, shares_head):
-    """Two stages, whose chunks have a layer each and whose passes of one tick are one branch."""
+    """Stages whose chunks have a layer each and whose passes of one tick are one branch."""
     placement = table.schedule.placement
-    mesh = make_mesh(stage=2, tensor=TENSOR, devices=h100_devices(sites=1, hosts=2))
+    stages = placement.stages
+    mesh = make_mesh(stage=stages, tensor=TENSOR, devices=h100_devices(sites=1, hosts=stages))
     plan = step_plan_on(
         mesh,
         policy("bf16"),
-        8,
+        4 * stages,
         sequence_parallel=True,
         remat="selective",
-        staged_layers=StagedLayers(placement, (1,) * placement.chunks, 2 if shares_head else 1),
+        staged_layers=StagedLayers(
+            placement, (1,) * placement.chunks, stages if shares_head else 1
+        ),
         tick_program=TickProgram.of(table, branch_free=False, joint=True, shares_head=shares_head),
     )
     return dataclasses.replace(plan, layout=plan.layout.changed(pipeline={"schedule": "1f1b"}))
@@ -159,11 +162,11 @@ def full_ticks(plan):
 
 
 @functools.cache
-def turned_step(chunks_per_stage=1):
+def turned_step(stages=2, chunks_per_stage=1):
     """The program and the plan of stages that share a head, and turn a tick later."""
-    placement = Placement.interleaved((2,), chunks_per_stage)
+    placement = Placement.interleaved((stages,), chunks_per_stage)
     hops = (1,) * (placement.chunks - 1)
-    order = paired_interleaved(placement, 8, hops, turn=1)
+    order = paired_interleaved(placement, 4 * stages, hops, turn=1)
     plan = joint_plan(in_ticks(order, hops, hops, Packing.TOGETHER), shares_head=True)
     return program_of(plan, MODEL.replace(num_hidden_layers=placement.chunks)), plan
 
@@ -228,8 +231,8 @@ def test_a_branch_of_joint_ticks_returns_the_residuals_of_one_layer_and_no_ring(
 
 
 @needs_cuda
-def test_joint_ticks_copy_the_weights_of_a_chunk_in_a_branch_alone():
-    program, _ = turned_step(chunks_per_stage=2)
+def test_joint_ticks_read_stacks_of_weights_and_sums_in_branches_alone():
+    program, _ = turned_step(stages=4, chunks_per_stage=2)
     kernel = f"{MODEL.hidden_size},{MODEL.intermediate_size // TENSOR}]"
     loops = [
         {each.name: each for each in body}
@@ -238,9 +241,37 @@ def test_joint_ticks_copy_the_weights_of_a_chunk_in_a_branch_alone():
         == {"collective-permute-start"}
     ]
     assert loops
-    for body in loops:
-        stacks = {name for name, each in body.items() if each.shape.startswith(f"bf16[2,{kernel}")}
+    for body, dtype in itertools.product(loops, ("bf16", "f32")):
+        stacks = {
+            name for name, each in body.items() if each.shape.startswith(f"{dtype}[2,{kernel}")
+        }
         readers = [each for each in body.values() if stacks.intersection(each.operands)]
         assert {each.opcode for each in readers} == {"tuple"}, "of branches and of the next tick"
         branches = [each for each in body.values() if each.opcode == "conditional"]
-        assert any(f"bf16[1,{kernel}" in each.shape for each in branches), "where it changes"
+        assert any(f"{dtype}[1,{kernel}" in each.shape for each in branches), "where it changes"
+
+
+@needs_cuda
+def test_products_of_joint_ticks_add_to_the_sums_in_place():
+    kernel = f"{MODEL.hidden_size},{MODEL.intermediate_size // TENSOR}]"
+    program, _ = turned_step(stages=4, chunks_per_stage=2)
+    computations = parse_module(program.as_text()).computations
+    of_three = [
+        body
+        for body in computations.values()
+        if any(each.shape.startswith(f"f32[{kernel}") and len(each.operands) == 3 for each in body)
+    ]
+    assert of_three, "a product of two arrays that adds to a third"
+    branches = [
+        computations[name]
+        for each in itertools.chain(*computations.values())
+        for name in each.calls
+        if each.opcode == "conditional"
+    ]
+    opcodes = {
+        (each.opcode, each.name.split(".")[0])
+        for each in itertools.chain(*of_three, *branches)
+        if each.shape.startswith(f"f32[1,{kernel}")
+        and each.opcode not in ("bitcast", "get-tuple-element", "parameter")
+    }
+    assert {name for _, name in opcodes} == {"loop_dynamic_slice_fusion"}, "of another chunk"

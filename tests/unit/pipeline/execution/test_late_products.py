@@ -64,6 +64,7 @@ def test_the_gradient_of_the_first_weights_waits_for_both_streams_and_no_other_d
     assert [shape for place, shape in products if place > sent] == [(H, F)]
     assert (F, H) in [shape for place, shape in products if place < sent]
     held = [each.outvars[0].aval.shape for each in jaxpr.eqns if each.primitive.name == "held"]
+    assert held.pop(1) == (B, H), "what is sent, until the sum that it waited for is there"
     assert held == [(B, F)] * 2, "the cotangent, until x.T is there and until the streams are"
 
 
