@@ -60,6 +60,8 @@ class SitePieces:
     """Seconds that a layer takes longer where its passes are not in joint ticks."""
     late: float = 0.0
     """Seconds of a layer's gradients of weights that joint ticks end with, beside their hops."""
+    joint: bool = False
+    """True if a stage's passes of one tick are one branch of the program."""
     tensor_chunks: int = 1
     """The `parallelism.chunks` of the layers: what the layout gives, or leaves to "auto"."""
 
@@ -96,6 +98,7 @@ def site_pieces(
                 networks,
                 apart=Apart.of(times, networks),
                 late=late_seconds(times),
+                joint=times.has_joint_ticks,
                 tensor_chunks=layout.model_parallelism.chunks,
             )
         )
@@ -299,7 +302,8 @@ def chunk_work(
     layers = layout.pipeline.layers
     work = placed_work(model, layout, topology, sites, layout.placement, layers)
     if looks_at_memory and layout.pipeline_stages > 1 and layout.site_shares is None:
-        chosen_by = ChosenBy(work.costs, work.layers, layer_bytes(model, layout))
+        layer = layer_bytes(model, layout)
+        chosen_by = work.chosen_by._replace(layers=work.layers, layer=layer)
         return dataclasses.replace(work, chosen_by=chosen_by)
     return work
 
@@ -348,7 +352,9 @@ def placed_work(
         late=min(site.late for site in own),
     )
     shared, of_chunks = own[-1].shared, tuple(map(tuple, pieces))
-    return ChunkWork(placement, layers, of_chunks, shared, costs, ChosenBy(costs))
+    return ChunkWork(
+        placement, layers, of_chunks, shared, costs, ChosenBy(costs, joint=own[0].joint)
+    )
 
 
 def _sum(pieces: Iterable[Piece], kind: str) -> float:

@@ -43,6 +43,8 @@ class ChosenBy(NamedTuple):
     layer: LayerBytes | None = None
     """Bytes that a layer holds, so that one program does not put off gradients of weights in more
     memory than its forwards need; None: it does not look at memory."""
+    joint: bool = False
+    """A stage's passes of one tick are one branch; loops over ticks then send what these need."""
 
 
 def pipeline_time(
@@ -95,7 +97,7 @@ def small_program(
     """
     few, _ = _few(layout, chosen_by.costs)
     table = _table_in_memory(layout, placement, chosen_by, min(few, layout.batch.microbatches))
-    return _program(table, schedule_entry(layout.pipeline.schedule).branch_free)
+    return _program(table, layout, chosen_by)
 
 
 def _extrapolated(
@@ -169,7 +171,7 @@ def _sent_in_ticks(
 ) -> float:
     """Count the ticks of the channels that cross a cut; `costs` say nothing of them."""
     table = _table_in_memory(layout, placement, chosen_by, microbatches)
-    program = _program(table, schedule_entry(layout.pipeline.schedule).branch_free)
+    program = _program(table, layout, chosen_by)
     site_of = layout.site_of_stages
     crossing = {
         number
@@ -233,5 +235,10 @@ def _candidates(
 
 
 @functools.lru_cache(maxsize=64)
-def _program(table: TickTable, branch_free: bool) -> TickProgram:
-    return TickProgram.of(table, branch_free=branch_free)
+def _program(table: TickTable, layout: LayoutCandidate, chosen_by: ChosenBy) -> TickProgram:
+    return TickProgram.of(
+        table,
+        branch_free=schedule_entry(layout.pipeline.schedule).branch_free,
+        joint=chosen_by.joint,
+        shares_head=bool(chosen_by.costs.head),
+    )
