@@ -32,6 +32,10 @@ class ComputeSettings:
     """With `parallelism.chunks`: what enters the products of ranks of `tensor` is gathered once
     more for the backward pass (`geojax.models.parallel.entered_products`), not kept."""
 
+    positions_first: bool = False
+    """True if the rows of a product are in the order of positions, not of sequences: XLA for GPUs
+    gathers the stream over ranks of `tensor` in that order, and else turns it in memory."""
+
     @property
     def without_fp8(self) -> "ComputeSettings":
         """The same, with products in the compute dtype."""

@@ -146,7 +146,8 @@ class Linear(nnx.Module):
         """
         # One contracting dim: XLA for CPUs transposes its operands to contract over two, which made
         # the kernel's gradient, a contraction over rows and sequence, up to twice as slow.
-        tokens = [x.reshape(-1, x.shape[-1]) for x in parts]
+        turned = list(map(self._turned, parts))
+        tokens = [x.reshape(-1, x.shape[-1]) for x in turned]
         axes = operand_axes(self.compute.parallelism, self.sharding)
         matmul = self.compute.matmul_at(context)
         kernel, amax = self._own("kernel"), self._own("amax")
@@ -160,8 +161,13 @@ class Linear(nnx.Module):
                 for product, own in zip(products, tokens, strict=True)
             )
         return [
-            product.reshape(*x.shape[:-1], -1) for product, x in zip(products, parts, strict=True)
+            self._turned(product.reshape(*x.shape[:-1], -1))
+            for product, x in zip(products, turned, strict=True)
         ]
+
+    def _turned(self, x: jax.Array) -> jax.Array:
+        """Return [B, S, numbers] as [S, B, numbers], or the other way round, for `products`."""
+        return x.swapaxes(0, 1) if self.compute.positions_first and x.ndim == 3 else x
 
     def _own(self, name: str) -> Any:
         """Return a parameter's value, None where there is none.

@@ -27,6 +27,7 @@ from geojax.pipeline.execution import EarlyReduction, Executor, LateChunks, Stag
 from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.execution.shared_head import SharedHead
 from geojax.precision import detach_amax, scale_gradient
+from geojax.runtime.platform import GPU, platform_of
 from geojax.step.plan import StepPlan
 from geojax.step.stage_layers import adds_in_products
 
@@ -89,7 +90,12 @@ class ForwardBackward:
             self.model,
             layers,
             plan.policy.compute_dtype,
-            ComputeSettings(plan.parallelism, plan.matmul, plan.attention),
+            ComputeSettings(
+                plan.parallelism,
+                plan.matmul,
+                plan.attention,
+                positions_first=_positions_first(plan),
+            ),
             dropout_key=self.dropout_key,
             remat=plan.layout.remat,
         )
@@ -270,6 +276,15 @@ class ForwardBackward:
         plan = self.plan
         is_last = lax.axis_index(plan.stage_axes) == plan.stages.last_stage
         return jnp.where(is_last, number, 0)
+
+
+def _positions_first(plan: StepPlan) -> bool:
+    """Return True if GPUs gather the stream for products whose rows may have any order.
+
+    Blocks of tokens that share an FP8 scale are of one sequence.
+    """
+    gathers = plan.parallelism.sequence and plan.parallelism.tensor > 1
+    return gathers and plan.policy.recipe is None and platform_of(plan.mesh) is GPU
 
 
 def with_sums(tree: Parameters, added: Parameters) -> Parameters:

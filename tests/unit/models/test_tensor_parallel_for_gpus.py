@@ -15,7 +15,7 @@ from geojax.hlo.overlap import flights
 from geojax.mesh import make_mesh
 from geojax.models import ModelConfig
 from geojax.pipeline import Placement, tick_table
-from geojax.pipeline.execution.tick_program import TickProgram
+from geojax.pipeline.execution.tick_program import FULL_TICKS, TickProgram
 from geojax.pipeline.generators.paired import paired_interleaved
 from geojax.pipeline.schedule import Kind
 from geojax.pipeline.ticks import Packing, in_ticks
@@ -34,9 +34,9 @@ LAYERS, TENSOR, SEQUENCE = 4, 8, 4096
 MODEL = ModelConfig.load("llama3-70b").replace(num_hidden_layers=LAYERS, vocab_size=4096)
 
 
-def program_of(plan, model=MODEL):
-    """The program of a step."""
-    batch = batch_shape(plan.layout.batch.microbatches, SEQUENCE)
+def program_of(plan, model=MODEL, *, sequences=1):
+    """The program of a step whose microbatches have so many sequences."""
+    batch = batch_shape(sequences * plan.layout.batch.microbatches, SEQUENCE)
     return compiled_step(model, plan, batch)[0]
 
 
@@ -162,13 +162,14 @@ def full_ticks(plan):
 
 
 @functools.cache
-def turned_step(stages=2, chunks_per_stage=1):
+def turned_step(stages=2, chunks_per_stage=1, sequences=1):
     """The program and the plan of stages that share a head, and turn a tick later."""
     placement = Placement.interleaved((stages,), chunks_per_stage)
     hops = (1,) * (placement.chunks - 1)
     order = paired_interleaved(placement, 4 * stages, hops, turn=1)
     plan = joint_plan(in_ticks(order, hops, hops, Packing.TOGETHER), shares_head=True)
-    return program_of(plan, MODEL.replace(num_hidden_layers=placement.chunks)), plan
+    model = MODEL.replace(num_hidden_layers=placement.chunks)
+    return program_of(plan, model, sequences=sequences), plan
 
 
 @needs_cuda
@@ -275,3 +276,16 @@ def test_products_of_joint_ticks_add_to_the_sums_in_place():
         and each.opcode not in ("bitcast", "get-tuple-element", "parameter")
     }
     assert {name for _, name in opcodes} == {"loop_dynamic_slice_fusion"}, "of another chunk"
+
+
+@needs_cuda
+def test_the_stream_of_several_sequences_is_not_turned_before_products():
+    program, _ = turned_step(stages=4, chunks_per_stage=2, sequences=2)
+    stream = f"bf16[2,{SEQUENCE},{MODEL.hidden_size}]"
+    made = itertools.chain(*parse_module(program.as_text()).computations.values())
+    full_ticks = [
+        each for each in made if each.shape.startswith(stream) and FULL_TICKS in each.tail
+    ]
+    assert any("all-gather" in each.opcode for each in full_ticks)
+    copies = [each.tail for each in full_ticks if each.name.startswith("loop_transpose")]
+    assert not [tail for tail in copies if "_layers/" in tail]
