@@ -123,9 +123,9 @@ class RingStash(RingStore):
 class HeldChunk(NamedTuple):
     """A chunk of one layer, which lies where ticks read and add to it while these run it.
 
-    XLA copies a layer out of a stack at an index that it does not know, in every tick anew, and
-    adds to a slice of one in passes of their own: to an array the product itself adds. A stage runs
-    a chunk for as many microbatches in a row as there are stages: few ticks need another one.
+    XLA copies a layer out of a stack at an index that it does not know, in every tick anew. To a
+    slice of a stack it adds in a pass of its own, to an array in the product itself. A stage runs a
+    chunk for as many microbatches in a row as there are stages: few ticks need another one.
     """
 
     number: jax.Array
@@ -176,8 +176,8 @@ class HeldChunk(NamedTuple):
 def _kept_if(stays: jax.Array, held: Tree, replaced: Callable[[], Tree]) -> Tree:
     """Return `held` or else `replaced()` in its place.
 
-    XLA takes the true branch to end before the other one begins: what a later one handed on, it
-    would copy.
+    The branch that keeps is the first one: what a later branch only hands on, XLA copies if an
+    earlier one writes there.
     """
 
     def typed() -> Tree:
