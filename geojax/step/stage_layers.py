@@ -146,6 +146,14 @@ def gathers_beside_ticks(layout: Layout, platform: Platform) -> bool:
     return platform is GPU and sharded and placement_of(layout).chunks_per_stage > 1
 
 
+def holds_chunks(layout: Layout, most_layers: int, platform: Platform) -> bool:
+    """Return True if a stage runs copies of its chunks; arguments are those of `has_joint_ticks`.
+
+    The program itself decides by its ticks (`TickProgram.holds_chunks`).
+    """
+    return layout.pipeline.virtual_stages > 1 and has_joint_ticks(layout, most_layers, platform)
+
+
 def adds_in_products(model: AnyModel, policy: Policy, stages: int) -> bool:
     """Return True if products add to the sums of the chunk that a stage runs a copy of.
 

@@ -399,12 +399,12 @@ class _Run:
 
     def _with_chunk(self, state: _State, kind: str, number: jax.Array) -> _State:
         """Hold chunk `number` for the actions of a kind."""
-        weights, held = self._weights.layers, state.held[kind]
-        if not held.sums:
-            turned, _ = held.turned_to(number, weights, {})
-            return state._replace(held=state.held | {kind: turned})
-        turned, layers = held.turned_to(number, weights, state.sums.layers)
-        sums = state.sums._replace(layers=layers)
+        held, sums = state.held[kind], state.sums
+        turned, layers = held.turned_to(
+            number, self._weights.layers, sums.layers if held.sums else {}
+        )
+        if held.sums:
+            sums = sums._replace(layers=layers)
         return state._replace(held=state.held | {kind: turned}, sums=sums)
 
     def _send(self, number: int, stream: jax.Array) -> jax.Array:
@@ -471,8 +471,7 @@ class _Run:
         rings = read.rings
         if Kind.FORWARD in form.kinds:
             rings = self._layers.keep(rings, tick_row["F.rows"], state.rings)
-        state = state._replace(rings=rings)
-        state = state._replace(held=read.held)
+        state = state._replace(rings=rings, held=read.held)
         if _held_sums(read):
             backward = read.held["B"]._replace(sums=state.sums.layers)
             sums = state.sums._replace(layers=read.sums.layers)

@@ -116,7 +116,7 @@ def adding_products(tick: TickEquations, summed: Sequence[SummedProduct]) -> Tic
     readers = Counter[int]()
     made = list[Equation]()
 
-    def told_apart(operand: int) -> int:
+    def told_apart(equation: Equation, operand: int) -> int:
         """Return the number of the same operand, of an array that no product before has read."""
         root = _root(operand, tick)
         before = readers[root]
@@ -138,7 +138,7 @@ def adding_products(tick: TickEquations, summed: Sequence[SummedProduct]) -> Tic
     for equation in tick.equations:
         if equation in dtype_of:
             parameters = equation.parameters | {"preferred_element_type": dtype_of[equation]}
-            operands = tuple(map(told_apart, equation.operands))
+            operands = tuple(told_apart(equation, operand) for operand in equation.operands)
             equation = dataclasses.replace(equation, operands=operands, parameters=parameters)
         made.append(equation)
     return dataclasses.replace(tick, equations=made)

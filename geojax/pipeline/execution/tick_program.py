@@ -145,9 +145,9 @@ class TickProgram:
     """The number of slots of each ring."""
 
     def holds_chunks(self, layers_per_chunk: Sequence[int]) -> bool:
-        """Return True if a stage runs a copy of one of its chunks, with sums of its own.
+        """Return True if a stage runs copies of its chunks, one in each direction.
 
-        The chunks are of one layer each, and residuals are written behind the branches.
+        It has several, of one layer each, and residuals are written behind the branches.
         """
         several = self.ticks.schedule.placement.chunks_per_stage > 1
         return self.writes_behind(layers_per_chunk) and several and set(layers_per_chunk) == {1}

@@ -26,8 +26,8 @@ from geojax.planner.cost.matmul import MatmulRate, matmul_rate
 from geojax.planner.cost.own_layer import layer_of_rank
 from geojax.planner.cost.prediction import CostItem
 from geojax.precision import policy
-from geojax.runtime.platform import platform_of_accelerator
-from geojax.step.stage_layers import adds_in_products, has_joint_ticks
+from geojax.runtime.platform import Platform, platform_of_accelerator
+from geojax.step.stage_layers import adds_in_products, has_joint_ticks, holds_chunks
 from geojax.topology import Site
 
 
@@ -291,16 +291,19 @@ class LayerTimes:
     @property
     def has_joint_ticks(self) -> bool:
         """True if a forward and a backward are one branch (`geojax.step.stage_layers`)."""
-        layout, layers = self.layout, self.layout.pipeline.layers
-        chunks = layout.placement.chunks
-        most = math.ceil(self.model.num_stacked_layers / chunks) if layers is None else max(layers)
-        platform = platform_of_accelerator(self.site.accelerator)
-        return self.execution.gradients_last and has_joint_ticks(layout, most, platform)
+        return self.execution.gradients_last and has_joint_ticks(*self._of_chunks)
 
     @property
     def holds_chunks(self) -> bool:
         """True if a stage copies the chunk of one layer that it runs, one of several."""
-        return self.has_joint_ticks and self.layout.pipeline.virtual_stages > 1
+        return self.execution.gradients_last and holds_chunks(*self._of_chunks)
+
+    @property
+    def _of_chunks(self) -> tuple[LayoutCandidate, int, Platform]:
+        """The layout, the most layers of a chunk, and the platform."""
+        layers, chunks = self.layout.pipeline.layers, self.layout.placement.chunks
+        most = math.ceil(self.model.num_stacked_layers / chunks) if layers is None else max(layers)
+        return self.layout, most, platform_of_accelerator(self.site.accelerator)
 
     @property
     def adds_in_products(self) -> bool:

@@ -47,7 +47,7 @@ from geojax.planner.memory_phases import (
 )
 from geojax.precision import policy
 from geojax.runtime.platform import GPU
-from geojax.step.stage_layers import adds_in_products, has_joint_ticks
+from geojax.step.stage_layers import adds_in_products, holds_chunks
 
 DISPATCH_BUFFERS = 10
 """Arrays [tokens, k, H] that a layer of experts has at once in its backward pass, fitted to traced
@@ -99,7 +99,7 @@ def layout_memory(
             round(held.layers * of_layer),
             pieces,
             gradients,
-            holds_chunks=virtual > 1 and has_joint_ticks(layout, held.layers // virtual, GPU),
+            holds_chunks=holds_chunks(layout, held.layers // virtual, GPU),
             adds_in_products=adds_in_products(
                 model, policy(layout.precision), layout.pipeline_stages
             ),
