@@ -23,12 +23,14 @@ trips, and leave later.
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
+from geojax.collectives.buckets import BlockLayout
 from geojax.models import Parameters
 from geojax.models.chunk.layer_io import layers_slice
 from geojax.named_arrays import leaves_by_name
@@ -39,6 +41,7 @@ from geojax.sharding import LeafLayout
 from geojax.step.grad_reduce import (
     GradReduce,
     ReducedGradients,
+    padded,
     reduce_gradients,
     start_grad_reduce,
 )
@@ -49,6 +52,10 @@ WHOLE = -1
 
 Piece = tuple[str, int]
 """A leaf by name, and the number of the chunk on its stage whose layers it holds, or `WHOLE`."""
+
+
+_Taken = jax.Array | dict[Piece, jax.Array]
+"""A part of the gradients: one message [ranks of the site, numbers of each], or its leaves."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,14 +80,27 @@ class EarlyReduce:
         """True if a part is summed in the site beside ticks."""
         return self.plan.overlap_scatter
 
-    def take(self, part: Part, sums: StageWeights) -> dict[Piece, jax.Array]:
-        """Copy a part of the gradients; others of `sums` are not read."""
-        return self._cut(self.to_parameters(sums), self._pieces[part])
+    def take(self, part: Part, sums: StageWeights) -> _Taken:
+        """Copy a part of the gradients; others of `sums` are not read.
 
-    def start(self, part: Part, taken: dict[Piece, jax.Array]) -> GradReduce:
+        Leaves that are scattered in the site are copied into one message, so that no further copy
+        is made of them.
+        """
+        taken = self._cut(self.to_parameters(sums), self._pieces[part])
+        rows = self._rows(part)
+        if rows is None:
+            return taken
+        return jnp.concatenate(
+            [each.to_rows(padded(taken[name], self._pieces[part][name])) for name, each in rows],
+            axis=1,
+        )
+
+    def start(self, part: Part, taken: _Taken) -> GradReduce:
         """Sum a part in the site, ready to be exchanged."""
         layouts, plan = self._pieces[part], self.plan.one_message
         errors, own_stream = self._errors(layouts), self.overlaps_scatter
+        if not isinstance(taken, dict):
+            taken = self._unpacked(part, taken)
         return start_grad_reduce(taken, errors, layouts, plan, own_stream=own_stream)
 
     def exchange(self, started: GradReduce) -> GradReduce:
@@ -97,6 +117,23 @@ class EarlyReduce:
         if self.error_feedback is not None:
             errors = self._joined([each.error_feedback for each in made])
         return ReducedGradients(self._joined([each.gradients for each in made]), errors)
+
+    def _rows(self, part: Part) -> list[tuple[Piece, BlockLayout]] | None:
+        """Return how a part's leaves lie in a message, in its order; None: they share none."""
+        of_part, found = self._pieces[part], []
+        for name in sorted(of_part):
+            shard, shape = of_part[name].shard, of_part[name].model_shard_shape
+            if shard is None or "dc" in shard.axes:
+                return None
+            found.append((name, BlockLayout(shape, shard.dim, shard.ranks)))
+        return found
+
+    def _unpacked(self, part: Part, message: jax.Array) -> dict[Piece, jax.Array]:
+        rows = self._rows(part)
+        assert rows is not None, "leaves of a message are scattered"
+        ends = list(itertools.accumulate(each.columns for _, each in rows))
+        cut = jnp.split(message, ends[:-1], axis=1)
+        return {name: each.from_rows(own) for (name, each), own in zip(rows, cut, strict=True)}
 
     @functools.cached_property
     def _pieces(self) -> dict[Part | Literal["rest"], dict[Piece, LeafLayout]]:

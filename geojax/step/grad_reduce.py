@@ -316,7 +316,7 @@ def _start(
     ):  # a bucket of the site's phase is one of the phase between sites
         return start_reduce_scatter(
             [
-                drop_single(_padded(leaf, layout), key.other_axes)
+                drop_single(padded(leaf, layout), key.other_axes)
                 for leaf, layout in zip(leaves, layouts, strict=True)
             ],
             key.site_axes or (),
@@ -355,7 +355,7 @@ def _scatter(
     if site_axes is None:
         return leaves
     made: list[jax.Array] = start_reduce_scatter(
-        [_padded(leaf, layout) for leaf, layout in zip(leaves, layouts, strict=True)],
+        [padded(leaf, layout) for leaf, layout in zip(leaves, layouts, strict=True)],
         site_axes,
         (),
         dims=[shard_dim(layout) for layout in layouts],
@@ -380,7 +380,8 @@ def _on_stage(leaf: jax.Array, layout: LeafLayout) -> jax.Array:
     return value[None] if layout.has_stage_dim else value
 
 
-def _padded(leaf: jax.Array, layout: LeafLayout) -> jax.Array:
+def padded(leaf: jax.Array, layout: LeafLayout) -> jax.Array:
+    """Return a rank's part of a gradient, padded so that it divides into its shards."""
     missing = [(0, p - s) for p, s in zip(layout.model_shard_shape, leaf.shape, strict=True)]
     return jnp.pad(leaf, missing) if any(end for _, end in missing) else leaf
 
