@@ -81,6 +81,7 @@ class Layout(Settings):
             context=self.mesh.context,
             context_method=self.parallelism.context_method,
             expert=self.mesh.expert,
+            vocabulary_stages=self.mesh.stage if self.shares_vocabulary else 1,
         )
 
     @property
@@ -95,8 +96,13 @@ class Layout(Settings):
 
     @property
     def head_shares(self) -> int:
-        """Stages that share the positions of a microbatch for the head; 1: the last one has all."""
-        return self.mesh.stage if self.pipeline.head == "positions" else 1
+        """Stages that share the head, its positions or its vocabulary; 1: the last one has all."""
+        return self.mesh.stage if self.pipeline.head in ("positions", "vocabulary") else 1
+
+    @property
+    def shares_vocabulary(self) -> bool:
+        """True if the stages of a pipeline share the tables of tokens and the head's kernel."""
+        return self.pipeline.head == "vocabulary"
 
     @property
     def of_one_stage(self) -> Self:
@@ -156,12 +162,16 @@ class Layout(Settings):
                 "zero.across_sites requires dc.role=data: with dc.role=stage the sites hold "
                 "different layers. Remove zero.across_sites"
             )
-        if self.pipeline.head == "positions" and (
-            self.mesh.stage == 1 or self.dc.join == "islands"
-        ):
+        shared = self.pipeline.head in ("positions", "vocabulary")
+        if shared and (self.mesh.stage == 1 or self.dc.join == "islands"):
             raise ValueError(
-                "pipeline.head=positions requires mesh.stage of 2 or more and "
+                f"pipeline.head={self.pipeline.head} requires mesh.stage of 2 or more and "
                 "dc.join=one_program: stages of one program share it. Set them, or remove head"
+            )
+        if self.shares_vocabulary and self.dc.role == "stage":
+            raise ValueError(
+                "pipeline.head=vocabulary requires dc.role=data: with dc.role=stage the first site "
+                "embeds tokens and the last one has the head. Set head to positions"
             )
         if self.pipeline_stages == 1:
             return self
@@ -282,8 +292,8 @@ def check_layout(layout: Layout, model: AnyModel) -> None:
     )
     if layout.head_shares > 1 and model.num_nextn_predict_layers:
         raise ValueError(
-            "pipeline.head=positions requires model.num_nextn_predict_layers=0: modules for later "
-            "tokens read whole sequences. Set head to last_stage"
+            f"pipeline.head={layout.pipeline.head} requires model.num_nextn_predict_layers=0: "
+            "modules for later tokens read whole sequences. Set head to last_stage"
         )
     if layout.communication.gradient_compression == "int8" and model.use_router_bias:
         raise ValueError(

@@ -51,7 +51,8 @@ class Declaration:
     """Initial values of it, or of all its layers at once."""
 
     axes: tuple[str | None, ...] = ()
-    """Mesh axis that shards each dim, in a layout that has it; dims behind these have none."""
+    """Mesh axis that shards each dim, in a layout that has it; dims behind these have none.
+    "vocabulary" stands for the axes whose ranks share the vocabulary."""
 
     heads: int | None = None
     """Heads of keys and values that the last dim holds; None: others. Where `tensor` has more

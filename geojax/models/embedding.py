@@ -29,7 +29,7 @@ DENSE_LAYERS = "dense_layers"
 
 
 class Table(nnx.Module):
-    """A table of `entries` rows; `axis`: the mesh axis that shards them."""
+    """A table of `entries` rows; `axis`: the mesh axis that shards them, or "vocabulary"."""
 
     def __init__(self, entries: int, config: ModelConfig, axis: str | None = None):
         shape, initial = (entries, config.hidden_size), normal(config.initializer_range)
@@ -41,7 +41,7 @@ class Embedding(nnx.Module):
 
     def __init__(self, config: ModelConfig, compute: ComputeSettings = ON_ONE_DEVICE):
         self.config, self.compute = config, compute
-        self.tokens = Table(config.vocab_size, config, "tensor")
+        self.tokens = Table(config.vocab_size, config, "vocabulary")
         if config.position_embedding_type == "learned_absolute":
             self.positions = Table(config.max_position_embeddings, config)
 
@@ -54,8 +54,9 @@ class Embedding(nnx.Module):
         """Embed the tokens as the first residual stream, [B, S, H].
 
         With sequence parallelism the stream has 1 / tensor of the positions, here and through all
-        layers. `dropout_key` holds seed and step; None: no dropout. The cotangent of `sums`, like
-        the tables, is `sums` with the gradients added; None: the tables have their own.
+        layers. Where stages share the vocabulary, it is this stage's share of a sum over them.
+        `dropout_key` holds seed and step; None: no dropout. The cotangent of `sums`, like the
+        tables, is `sums` with the gradients added; None: the tables have their own.
 
         Raises:
             UserError: the sequence is longer than learned positions reach.
@@ -107,10 +108,10 @@ def look_up(table: jax.Array, indices: jax.Array, sums: jax.Array | None = None)
 def vocab_parallel_embedding(
     table: jax.Array, tokens: jax.Array, parallelism: Parallelism, sums: jax.Array | None = None
 ) -> jax.Array:
-    """Look up tokens in this rank's part of the vocabulary; the sum over `tensor` is the embedding.
+    """Look up tokens in this rank's part of the vocabulary; the embedding is the sum of all parts.
 
     Args:
-        table: [V / tensor, H], this rank's part of the table.
+        table: [V / ranks, H], this rank's part of the table.
         tokens: int32 [...], numbers in the whole vocabulary.
         parallelism: how the model is sharded.
         sums: see `look_up`.
@@ -118,9 +119,9 @@ def vocab_parallel_embedding(
     Returns:
         [..., H], zero where another rank holds the token.
     """
-    if parallelism.tensor == 1:
+    if parallelism.vocabulary_ranks == 1:
         return look_up(table, tokens, sums)
-    own = tokens - lax.axis_index("tensor") * table.shape[0]
+    own = tokens - lax.axis_index(parallelism.vocabulary_axes) * table.shape[0]
     is_local = (own >= 0) & (own < table.shape[0])
     return jnp.where(is_local[..., None], look_up(table, jnp.where(is_local, own, 0), sums), 0)
 
@@ -134,8 +135,8 @@ def embed_tokens(
 ) -> jax.Array:
     """Embed `tokens` int32 [B, S] as the model does, [B, S, H]; `table` is this rank's part.
 
-    With sequence parallelism the result has 1 / tensor of the positions, as the stream has. `sums`
-    are those of `look_up`.
+    With sequence parallelism the result has 1 / tensor of the positions, as the stream has. It is a
+    share of the sum over stages that share the vocabulary. `sums` are those of `look_up`.
     """
     looked_up = vocab_parallel_embedding(table, tokens, parallelism, sums)
     x = reduce_from_tp_region(looked_up, parallelism)

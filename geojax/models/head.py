@@ -6,10 +6,10 @@ hidden states and the head's kernel are accumulated at once. The loss is a scala
 pass only scales these gradients. Neither a second copy of the logits nor a third matrix product for
 recomputation is needed. (The idea is known from Liger Kernel, Hsu et al. 2024.)
 
-With tensor parallelism each rank holds some columns of the kernel. A token's softmax needs three
-numbers of all of them, the largest logit, the sum of exponentials and the target's logit: two small
-all-reduces of a chunk, forward only (Shoeybi et al. 2019, "Megatron-LM", section 3). The logits
-never leave their rank.
+With tensor parallelism each rank holds some columns of the kernel, and the stages of a pipeline may
+share them too. A token's softmax needs three numbers of all of them, the largest logit, the sum of
+exponentials and the target's logit: two small all-reduces of a chunk, forward only (Shoeybi et al.
+2019, "Megatron-LM", section 3). The logits never leave their rank.
 
 Shapes: B batch, S sequence, H hidden, V vocabulary.
 """
@@ -48,9 +48,10 @@ class Head(nnx.Module):
         self.config, self.compute = config, compute
         shape, initial = (config.hidden_size, config.vocab_size), normal(config.initializer_range)
         if config.tie_word_embeddings:
-            self.embedding = parameter(shape[::-1], initial, kind="table", axes=("tensor", None))
+            axes: tuple[str | None, ...] = ("vocabulary", None)
+            self.embedding = parameter(shape[::-1], initial, kind="table", axes=axes)
         else:
-            self.kernel = parameter(shape, initial, kind="table", axes=(None, "tensor"))
+            self.kernel = parameter(shape, initial, kind="table", axes=(None, "vocabulary"))
 
     @classmethod
     def of(cls, last: Parameters, config: ModelConfig, compute: ComputeSettings) -> "Head":
@@ -74,7 +75,7 @@ class Head(nnx.Module):
     def loss(self, normed: jax.Array, targets: jax.Array, mask: jax.Array) -> jax.Array:
         """Sum the masked losses of predicting `targets` from the stream after the final norm.
 
-        The sum is over the positions of the batch, the same on all ranks of `tensor`.
+        The sum is over the positions of the batch, the same on all ranks that share the vocabulary.
         """
         config, parallelism = self.config, self.compute.parallelism
         return cross_entropy_sum(
@@ -125,9 +126,9 @@ def cross_entropy_sum(
         vocabulary: size of the vocabulary without padding; None: nothing pads it.
         softcap: see `soft_cap`.
         z_loss: weight of z^2 (Chowdhery et al. 2022, "PaLM", section 5).
-        parallelism: how the model is sharded. With a `tensor` of several ranks `kernel` is this
-            rank's part of the vocabulary, and both it and `hidden` vary over `tensor`; the loss
-            does not, and the gradient of `hidden` is this rank's share of it.
+        parallelism: how the model is sharded. Where ranks share the vocabulary `kernel` is this
+            one's part of it, and both it and `hidden` vary over these ranks. The loss is the same
+            on all of them, and the gradient of `hidden` is this rank's share of it.
     """
     axes = varying_axes(hidden, kernel, targets, mask)
     wide = jnp.promote_types(hidden.dtype, jnp.float32)
@@ -136,7 +137,15 @@ def cross_entropy_sum(
     labels = targets.reshape(-1), mask.reshape(-1).astype(wide)
     labels = vary_over(labels, axes if parallelism.tensor == 1 else axes - {"tensor"})
     columns = kernel.shape[0 if tied else 1]
-    head = _HeadKernel(tied, columns, vocabulary, parallelism.tensor, softcap, z_loss)
+    head = _HeadKernel(
+        tied,
+        columns,
+        vocabulary,
+        parallelism.vocabulary_axes,
+        parallelism.vocabulary_ranks,
+        softcap,
+        z_loss,
+    )
     return _cross_entropy_sum(head, *states, *labels)
 
 
@@ -149,7 +158,8 @@ class _HeadKernel(NamedTuple):
     tied: bool
     columns: int  # of this rank's kernel
     vocabulary: int | None  # columns that exist, of all ranks together
-    ranks: int  # of `tensor`
+    axes: tuple[str, ...]  # that number the ranks
+    ranks: int
     softcap: float | None
     z_loss: float
 
@@ -274,7 +284,7 @@ def _logits(hidden: jax.Array, kernel: jax.Array, head: _HeadKernel) -> jax.Arra
 def _own_columns(head: _HeadKernel) -> jax.Array:
     """Return the vocabulary entries whose logits this rank computes, int32 [columns]."""
     columns = jnp.arange(head.columns, dtype=jnp.int32)
-    return columns if head.ranks == 1 else lax.axis_index("tensor") * head.columns + columns
+    return columns if head.ranks == 1 else lax.axis_index(head.axes) * head.columns + columns
 
 
 def _losses(
@@ -294,9 +304,9 @@ def _losses(
 
 
 def _over_ranks(
-    reduce: Callable[[jax.Array, str], jax.Array], x: jax.Array, head: _HeadKernel
+    reduce: Callable[[jax.Array, tuple[str, ...]], jax.Array], x: jax.Array, head: _HeadKernel
 ) -> jax.Array:
-    return reduce(x, "tensor") if head.ranks > 1 else x
+    return reduce(x, head.axes) if head.ranks > 1 else x
 
 
 def _masked_sum(losses: jax.Array, mask: jax.Array) -> jax.Array:

@@ -26,6 +26,7 @@ from geojax.planner.step_pieces import step_pieces
 from geojax.planner.step_traffic import step_traffic
 from geojax.runtime.platform import Platform, platform_of
 from geojax.sharding import LeafLayout
+from geojax.step.early_reduce import pieces as parts_of
 from geojax.step.gather import without_layers
 from geojax.step.plan import StepPlan
 from geojax.step.program import trace_step
@@ -99,7 +100,21 @@ def gradient_bytes(model: AnyModel, plan: StepPlan, layouts: TrainState) -> Grad
         other_shards=_bytes(others, "shard_shape", dtype),
         largest=max(_bytes([leaf], "gathered_shape", dtype) for leaf in (*layers, *others)),
         has_errors=layouts.error_feedback is not None,
+        early=_early_bytes(parameters, plan),
     )
+
+
+def _early_bytes(parameters: Any, plan: StepPlan) -> int:
+    """Return the bytes of the largest part of a pipeline's gradients that leaves early."""
+    if plan.tick_program is None or not plan.overlap_grad_reduce:
+        return 0
+    dtype = plan.policy.reduce_dtype
+    parts = (
+        _bytes(list(leaves.values()), "model_shard_shape", dtype)
+        for part, leaves in parts_of(parameters, plan).items()
+        if part != "rest"
+    )
+    return max(parts, default=0)
 
 
 def _bytes(leaves: list[LeafLayout], shape: str, dtype: Any) -> int:

@@ -106,6 +106,8 @@ class GradientBytes:
     """The largest leaf, whole."""
     has_errors: bool = False
     """True if the shards leave rounding errors, as large as they are."""
+    early: int = 0
+    """The largest part that a pipeline reduces beside ticks, whole; 0 if there is none."""
 
     @property
     def whole(self) -> int:
@@ -116,6 +118,11 @@ class GradientBytes:
     def shards(self) -> int:
         """Bytes of a rank's shards of all gradients."""
         return self.layer_shards + self.other_shards
+
+    @property
+    def beside_ticks(self) -> int:
+        """Bytes of a part on its way beside ticks, and of the sums of those before."""
+        return self.early + self.shards if self.early else 0
 
     @property
     def reduced(self) -> int:
@@ -257,6 +264,7 @@ def phases_of_stage(
         | {
             "layer workspace": pieces.layer_backward + pieces.expert_weights,
             ATTENTION: pieces.attention,
+            "communication": gradients.beside_ticks,
         },
         "embedding": passes | {"layer workspace": pieces.embedding_backward},
         "reduce": {"gradients": gradients.whole, "communication": gradients.reduced},

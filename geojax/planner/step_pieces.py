@@ -101,7 +101,7 @@ def _of_rank(
         cotangents,
     )
     last = read_by_head(others, run.model)
-    head = run.shared_head or functions
+    head = run.shared_ends or functions
     of_head = _trace(head.head_gradients, last, cotangents[0], microbatch)
     policy, in_place = run.plan.policy, 0
     if run.plan.staged_layers is not None and functions.embed_sums is not None:

@@ -4,7 +4,7 @@ A program with branches shows the most that it can send (`geojax.planner.program
 kinds of branches hold collectives:
 
     ticks     a stage without work skips the chunk's; the first stage alone embeds, and the last
-              alone runs the head unless stages share it (`stage_bytes` counts what a stage runs)
+              alone runs the head unless stages share them (`stage_bytes` counts what a stage runs)
     experts   further exchanges, for tokens of experts that are busier than others
               (`evenly_sent` leaves them out)
 """
@@ -15,7 +15,13 @@ from fractions import Fraction
 import jax
 
 from geojax.hlo import Collective, Traffic
-from geojax.pipeline.execution.tick_program import FULL_TICKS, NOTHING, SCOPE_OF, TickProgram
+from geojax.pipeline.execution.tick_program import (
+    FULL_TICKS,
+    NOTHING,
+    SCOPE_OF,
+    TickForm,
+    TickProgram,
+)
 from geojax.pipeline.schedule import Kind
 from geojax.planner.passes import longest_loop
 from geojax.planner.program_traffic import program_traffic
@@ -64,17 +70,26 @@ def _share(collective: Collective, stage: int, program: TickProgram) -> Fraction
     kind = next((each for each in schedule.kinds if SCOPE_OF[each] in scopes), Kind.BACKWARD)
     full, shared_head = FULL_TICKS in scopes, "head" in scopes and program.shares_head
     runs = columns[f"{kind.value}.microbatch"][:, stage] != NOTHING
+    shared_embedding = "embedding" in scopes and program.shares_embedding
     if shared_head:
         runs = columns["head.microbatch"][:, stage] != NOTHING
+    elif shared_embedding:
+        runs = columns[f"embedding.{kind.value}"][:, stage] != NOTHING
     elif "head" in scopes:
         runs = columns[f"{kind.value}.last"][:, stage] == 1
     elif "embedding" in scopes:
         runs = columns[f"{kind.value}.first"][:, stage] == 1
+
+    def has(form: TickForm) -> bool:
+        if shared_head:
+            return form.head
+        return kind in (form.embeds if shared_embedding else form.kinds)
+
     held = [
         tick
         for segment in program.segments
         for tick, form in segment.ticks()
-        if form.full == full and (form.head if shared_head else kind in form.kinds)
+        if form.full == full and has(form)
     ]
     return Fraction(int(runs[held].sum()), len(held))
 

@@ -379,10 +379,10 @@ def parameter_layouts(
         path: tuple[Any, ...], leaf: Any, partition: Partition, assignment: StageAssignment | None
     ) -> LeafLayout:
         model_shards = tuple(
-            DimSharding(dim, (axis,), mesh.shape[axis])
-            for dim, axis in partition.axis_by_dim.items()
+            DimSharding(dim, axes, math.prod(mesh.shape[axis] for axis in axes))
+            for dim, axes in partition.axes_by_dim.items()
         )
-        axes = [axis for axis in SHARD_AXES if axis not in partition.axis_by_dim.values()]
+        axes = [axis for axis in SHARD_AXES if axis not in partition.axes]
         if across_sites:
             axes.append("dc")  # the fastest: what a site gathers first is contiguous
         return leaf_layout(

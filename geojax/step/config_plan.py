@@ -108,8 +108,13 @@ def tick_program(
             "equal chunks and no first dense layers"
         )
     joint = has_joint_ticks(config, max(staged.layers_per_chunk), platform)
-    shares_head = staged.head_shares > 1
-    return TickProgram.of(table, branch_free=branch_free, joint=joint, shares_head=shares_head)
+    return TickProgram.of(
+        table,
+        branch_free=branch_free,
+        joint=joint,
+        shares_head=staged.head_shares > 1,
+        shares_embedding=staged.shares_vocabulary,
+    )
 
 
 def plan_without_pipeline(config: RunConfig, mesh: Mesh) -> StepPlan:

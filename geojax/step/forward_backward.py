@@ -25,7 +25,8 @@ from geojax.models.context import ComputeSettings
 from geojax.models.transformer import model_chunk, read_by_head
 from geojax.pipeline.execution import EarlyReduction, Executor, LateChunks, StageWeights
 from geojax.pipeline.execution.ready_parts import Part
-from geojax.pipeline.execution.shared_head import SharedHead
+from geojax.pipeline.execution.shared_positions import SharedPositions
+from geojax.pipeline.execution.shared_vocabulary import SharedVocabulary
 from geojax.precision import detach_amax, scale_gradient
 from geojax.runtime.platform import GPU, platform_of
 from geojax.step.plan import StepPlan
@@ -258,18 +259,21 @@ class ForwardBackward:
             plan.stage_axes,
             plan.stages.layers_per_chunk,
             plan.policy.reduce_dtype,
-            self.shared_head,
+            self.shared_ends,
             adds_in_products(self.model, plan.policy, plan.stages.placement.stages),
         )
 
     @property
-    def shared_head(self) -> SharedHead | None:
-        """The head that stages of the pipeline share; None: one stage has it."""
+    def shared_ends(self) -> SharedPositions | SharedVocabulary | None:
+        """Parts of embedding and head that stages share; None: one stage has each."""
         plan, staged = self.plan, self.plan.staged_layers
         if staged is None or staged.head_shares == 1:
             return None
         functions = self.whole_model.functions
-        return SharedHead(functions, plan.stage_axes, staged.head_stages, staged.last_stage)
+        first, last = staged.first_stage, staged.last_stage
+        if staged.shares_vocabulary:
+            return SharedVocabulary(functions, plan.stage_axes, first, last)
+        return SharedPositions(functions, plan.stage_axes, staged.head_stages, last)
 
     def _on_last_stage(self, number: jax.Array) -> jax.Array:
         """Return the number on the stage that has the head, 0 elsewhere."""

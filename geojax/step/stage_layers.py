@@ -8,7 +8,8 @@ import jax
 
 from geojax.config.layout import Layout
 from geojax.models import AnyModel
-from geojax.models.parameters import parameter_shapes
+from geojax.models.declaration import Declaration
+from geojax.models.parameters import declarations, parameter_shapes
 from geojax.models.transformer import read_by_head
 from geojax.pipeline.registry import schedule_entry
 from geojax.pipeline.schedule import Placement
@@ -29,8 +30,11 @@ class StagedLayers:
     """The number of layers of each chunk, in the model's order."""
 
     head_shares: int = 1
-    """Stages of the last one's site, each of which runs the head on some positions of a microbatch;
-    1: the last stage has it alone."""
+    """Stages of the last one's site that share the head, its positions or its vocabulary; 1: the
+    last stage has it alone."""
+
+    shares_vocabulary: bool = False
+    """True if all stages hold parts of the tables of tokens and of the head's kernel."""
 
     def __post_init__(self) -> None:
         assert len(self.layers_per_chunk) == self.placement.chunks, (
@@ -94,14 +98,20 @@ def staged_layers(layout: Layout) -> StagedLayers | None:
     if layout.pipeline_stages == 1:
         return None
     assert layout.pipeline.layers is not None, "the layers of a resolved layout are known"
-    return StagedLayers(placement_of(layout), layout.pipeline.layers, layout.head_shares)
+    return StagedLayers(
+        placement_of(layout),
+        layout.pipeline.layers,
+        layout.head_shares,
+        layout.shares_vocabulary,
+    )
 
 
 def stage_assignments(model: AnyModel, staged: StagedLayers, axes: Sequence[str]) -> Any:
     """Return the `StageAssignment` of each leaf of `parameter_shapes(model)`.
 
     The first stage holds the tables; those that compute the loss hold the final norm, the head and
-    the modules for later tokens, and each table that these read.
+    the modules for later tokens, and each table that these read. A leaf whose vocabulary the stages
+    share has none: they shard it.
 
     Args:
         model: the model.
@@ -118,16 +128,20 @@ def stage_assignments(model: AnyModel, staged: StagedLayers, axes: Sequence[str]
     of_head = read_by_head(shapes, model)
     read_twice = {path for path, _ in jax.tree_util.tree_leaves_with_path(of_head)}
 
-    def assignment(path: tuple[Any, ...], _: Any) -> StageAssignment:
+    def assignment(
+        path: tuple[Any, ...], _: Any, declaration: Declaration
+    ) -> StageAssignment | None:
         if path[0].key == "layers":
             return layers
+        if staged.shares_vocabulary and "vocabulary" in declaration.axes:
+            return None
         is_table = path[0].key == "embedding"
         holders = {staged.first_stage} if is_table else set(staged.head_stages)
         if path in read_twice:
             holders.update(staged.head_stages)
         return StageAssignment.on(tuple(axes), stages, holders)
 
-    return jax.tree_util.tree_map_with_path(assignment, shapes)
+    return jax.tree_util.tree_map_with_path(assignment, shapes, declarations(model))
 
 
 def gathers_beside_ticks(layout: Layout, platform: Platform) -> bool:

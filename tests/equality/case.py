@@ -140,7 +140,7 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "overlap": ("", "overlap", "beside ticks"),
     "gathers": ("", "late"),
     "branches": ("", "branches", "joint"),
-    "head": ("", "positions"),
+    "head": ("", "positions", "vocabulary"),
     "hop_ticks": (1, 2, 3),
     "layers": ("", "uneven", "single"),
     "accumulation": ("", "accumulation"),
@@ -205,7 +205,8 @@ class Case:
     """"branches": idle stages of a pipeline in one program do nothing; "joint": and a stage's
     forward and backward of one tick are one branch."""
     head: str = ""
-    """"positions": stages of the last one's site share the head of every microbatch."""
+    """"positions": stages of the last one's site share the head of every microbatch. "vocabulary":
+    stages of one site share embedding and head."""
     hop_ticks: int = 1
     """At the cut between sites (of two cuts the other one takes four less this); with a pipeline in
     each site between its stages."""
@@ -251,6 +252,8 @@ class Case:
             return "what is sent beside layers is in loops over them"
         if self.head and (self.axes["stage"] == 1 or self.model.num_nextn_predict_layers):
             return "one stage, or modules for later tokens"
+        if self.head == "vocabulary" and self.through_sites:
+            return "the vocabulary is shared inside a site"
         comes_round = sum(self.hops[: self.axes["stage"]]) if self.schedule else 0
         is_interleaved = self.schedule == "interleaved" and not self.through_sites
         if is_interleaved and comes_round > self.microbatches:
@@ -476,8 +479,12 @@ class Case:
         if self.schedule:
             pipeline = {
                 "dc_role": "stage" if self.through_sites else "data",
+                "head": self.head or "auto",
                 "staged_layers": StagedLayers(
-                    self.placement, self.layers_per_chunk, self.axes["stage"] if self.head else 1
+                    self.placement,
+                    self.layers_per_chunk,
+                    self.axes["stage"] if self.head else 1,
+                    self.head == "vocabulary",
                 ),
                 "tick_program": self.tick_program,
             }
@@ -498,7 +505,11 @@ class Case:
         )
         joint = self.branches == "joint"
         return TickProgram.of(
-            table, branch_free=not self.branches, joint=joint, shares_head=bool(self.head)
+            table,
+            branch_free=not self.branches,
+            joint=joint,
+            shares_head=bool(self.head),
+            shares_embedding=self.head == "vocabulary",
         )
 
     @property
@@ -526,6 +537,7 @@ class Case:
             context=self.axes["context"],
             context_method=self.context or "ring",
             expert=self.axes["expert"],
+            vocabulary_stages=self.axes["stage"] if self.head == "vocabulary" else 1,
         )
 
 
@@ -585,6 +597,30 @@ MORE = (
     Case(
         "gpt3", "branch_free", "2 replicas", rows="data", overlap="beside ticks", head="positions"
     ),
+    # A vocabulary that stages share: in joint ticks, beside parts that leave early, without
+    # branches and with state that sites share, and with a split backward and errors of the link.
+    Case(
+        "gemma",
+        "interleaved",
+        "2 replicas",
+        tensor="sequence",
+        branches="joint",
+        head="vocabulary",
+        layers="single",
+    ),
+    Case(
+        "gpt3",
+        "interleaved",
+        "2 replicas",
+        rows="data",
+        overlap="beside ticks",
+        gathers="late",
+        branches="joint",
+        head="vocabulary",
+        layers="single",
+    ),
+    Case("gpt3", "branch_free", "2 replicas", zero="1 across sites", head="vocabulary"),
+    Case("capacity", "zbv", "2 replicas", precision="int8", branches="branches", head="vocabulary"),
     # Windows across keys that are gathered, also when a layer is computed again.
     Case("gemma", context="all_gather", remat="full"),
     # Programs of islands that hold each layer by itself.

@@ -13,7 +13,7 @@ from geojax.config.layout_sections import (
     ParallelismSettings,
     ZeroSettings,
 )
-from geojax.config.pipeline_settings import DcSettings
+from geojax.config.pipeline_settings import DcSettings, PipelineSettings
 from geojax.layout_names import DcRole
 from geojax.models.chunk.remat import Remat
 from geojax.models.parallel.parallelism import ContextMethod
@@ -35,6 +35,7 @@ def step_plan_on(
     reshard_after_forward: bool = True,
     scan_layers: bool = True,
     dc_role: DcRole = "data",
+    head: str = "auto",
     overlap_param_gather: bool = False,
     **choices: Any,
 ) -> StepPlan:
@@ -47,6 +48,7 @@ def step_plan_on(
             sequence=sequence_parallel, chunks=chunks, context_method=context_method
         ),
         dc=DcSettings(role=dc_role),
+        pipeline=PipelineSettings(head=head),
         zero=ZeroSettings.model_construct(
             stage=zero_stage,
             across_sites=shard_across_sites,

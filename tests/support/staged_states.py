@@ -45,6 +45,13 @@ LAYOUTS = {
         {"dc": 2, "stage": 2, "tensor": 2},
         {"staged_layers": StagedLayers(Placement(2, (0, 1)), (3, 2))},
     ),
+    "a vocabulary that stages share": (
+        {"dc": 2, "stage": 2, "tensor": 2},
+        {
+            "head": "vocabulary",
+            "staged_layers": StagedLayers(Placement(2, (0, 1)), (3, 2), 2, shares_vocabulary=True),
+        },
+    ),
 }
 
 

@@ -14,7 +14,7 @@ from geojax.models.parallel.sequence_order import position_multiple
 def check_parallelism(config: AnyModel, parallelism: Parallelism, sequence: int) -> None:
     """Refuse sizes that do not divide and cannot be padded; touches no device.
 
-    The vocabulary sets no limit: it is padded to a multiple of `tensor`.
+    The size of the vocabulary sets no limit: it is padded to a multiple of the ranks that share it.
 
     Args:
         config: the model.
@@ -35,6 +35,8 @@ def check_parallelism(config: AnyModel, parallelism: Parallelism, sequence: int)
 
 def _own_unsupported_reason(model: OwnModel, parallelism: Parallelism, sequence: int) -> str | None:
     """Say what of the layers of geojax, or of the sequence, cannot be sharded; None: all can."""
+    if parallelism.vocabulary_stages > 1:
+        return "a model of your own has its head whole on each rank; pipeline.head=positions works"
     parts = own_parts(model)
     parts.check(parallelism)
     for config in (each for part in parts.period for each in part.of_geojax):
@@ -58,6 +60,7 @@ def _unsupported_reason(config: ModelConfig, parallelism: Parallelism, sequence:
         or _sequence_unsupported_reason(parallelism, sequence)
         or _later_tokens_unsupported_reason(config, parallelism.context)
         or _expert_unsupported_reason(config, parallelism.expert)
+        or _vocabulary_unsupported_reason(config, parallelism.vocabulary_stages)
     )
 
 
@@ -128,6 +131,15 @@ def _expert_unsupported_reason(config: ModelConfig, ranks: int) -> str | None:
     return (
         f"expert parallelism over {ranks} ranks: num_experts {experts} is not a multiple of it; "
         f"expert can be {_either(fitting)}"
+    )
+
+
+def _vocabulary_unsupported_reason(config: ModelConfig, stages: int) -> str | None:
+    if stages == 1 or not config.first_k_dense_replace:
+        return None
+    return (
+        f"{stages} stages share the vocabulary: the first dense layers come with the table of "
+        "tokens, which each has a part of; pipeline.head=positions would work"
     )
 
 

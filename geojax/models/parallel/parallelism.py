@@ -41,6 +41,21 @@ class Parallelism:
     expert: int = 1
     """Ranks that share the experts (expert parallelism)."""
 
+    vocabulary_stages: int = 1
+    """Stages of a pipeline that share the vocabulary with the ranks of `tensor` (Yeung et al. 2024,
+    "Balancing Pipeline Parallelism with Vocabulary Parallelism")."""
+
+    @property
+    def vocabulary_axes(self) -> tuple[str, ...]:
+        """The mesh axes whose ranks share the vocabulary, the last one fastest."""
+        sizes = {"stage": self.vocabulary_stages, "tensor": self.tensor}
+        return tuple(axis for axis, size in sizes.items() if size > 1)
+
+    @property
+    def vocabulary_ranks(self) -> int:
+        """The number of ranks that share the vocabulary."""
+        return self.vocabulary_stages * self.tensor
+
 
 SINGLE_DEVICE = Parallelism()
 """One device holds the unsharded model and whole sequences."""

@@ -22,8 +22,9 @@ from geojax.models.parameters import declarations
 class Partition:
     """Sharding of one leaf of the parameter tree over the ranks that share the model."""
 
-    axis_by_dim: Mapping[int, str] = dataclasses.field(default_factory=dict)
-    """Mesh axis by dim of the whole (stacked) leaf; no other dim is sharded."""
+    axes_by_dim: Mapping[int, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    """Mesh axes, the last one fastest, by dim of the whole (stacked) leaf; no other dim is
+    sharded."""
 
     partial: bool = False
     """Each tensor rank holds the leaf unsharded but computes only a part of its gradient."""
@@ -34,22 +35,32 @@ class Partition:
     fp8: bool = False
     """A layer with an FP8 recipe multiplies by the leaf in FP8."""
 
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes that shard the leaf."""
+        return frozenset(axis for axes in self.axes_by_dim.values() for axis in axes)
+
 
 UNPARTITIONED = Partition()
 
 
 def partitions(config: AnyModel, parallelism: Parallelism) -> Any:
     """Return the `Partition` of each leaf of `parameter_shapes(config)`."""
-    ranks = {"tensor": parallelism.tensor, "expert": parallelism.expert}
+    axes_of = {
+        "tensor": ("tensor",) if parallelism.tensor > 1 else (),
+        "expert": ("expert",) if parallelism.expert > 1 else (),
+        "vocabulary": parallelism.vocabulary_axes,
+    }
 
     def partition(declaration: Declaration) -> Partition:
         heads = declaration.heads
         if heads is not None and heads < parallelism.tensor:
             return Partition(partial=True, fp8=declaration.fp8)
-        axes = enumerate(declaration.axes)
-        axis_by_dim = {dim: axis for dim, axis in axes if axis is not None and ranks[axis] > 1}
-        is_whole = parallelism.tensor > 1 and "tensor" not in axis_by_dim.values()
+        named = enumerate(declaration.axes)
+        axes_by_dim = {dim: axes_of[name] for dim, name in named if name and axes_of[name]}
+        made = Partition(axes_by_dim, wide=declaration.is_wide, fp8=declaration.fp8)
+        is_whole = parallelism.tensor > 1 and "tensor" not in made.axes
         partial = is_whole and (parallelism.sequence or declaration.in_parts)
-        return Partition(axis_by_dim, partial, wide=declaration.is_wide, fp8=declaration.fp8)
+        return dataclasses.replace(made, partial=partial)
 
     return jax.tree.map(partition, declarations(config))

@@ -44,7 +44,8 @@ from geojax.pipeline.execution.late_products import with_late_products
 from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put
 from geojax.pipeline.execution.ring_pool import RingRows
-from geojax.pipeline.execution.shared_head import SharedHead
+from geojax.pipeline.execution.shared_positions import SharedPositions
+from geojax.pipeline.execution.shared_vocabulary import SharedVocabulary
 from geojax.pipeline.execution.stage_chunks import ChunkVisit, HeldChunk, Rings, StageChunks
 from geojax.pipeline.execution.stage_weights import PipelineGradients, StageWeights
 from geojax.pipeline.execution.summed_products import with_summed_products
@@ -74,7 +75,8 @@ class _State(NamedTuple):
     rings: Rings
     """Residuals and stashes; see `geojax.pipeline.execution.ring_pool`."""
     made: dict[str, jax.Array]
-    """The results of the last tick by kind of action, for the delayed channels."""
+    """The results of the last tick by kind of action, for the delayed channels and for an embedding
+    that stages share."""
     loss: jax.Array
     balance: jax.Array | None
     sums: StageWeights
@@ -106,8 +108,9 @@ class Executor:
     """In the model's order; None: all chunks have as many as the stages hold of each."""
     sum_dtype: Any = jnp.float32
     """The dtype of the gradients' sums."""
-    shared_head: SharedHead | None = None
-    """The head that stages share, which the program then has too; None: the last one has it."""
+    shared_ends: SharedPositions | SharedVocabulary | None = None
+    """Parts of embedding and head that stages share, and the program then too; None: the first one
+    embeds, and the last one has the head."""
     adds_in_products: bool = True
     """True if products of layers add to the sums of the chunk that a stage runs a copy of."""
 
@@ -165,9 +168,14 @@ class _Run:
             split=schedule.split_backward,
         )
         self._layers_per_chunk = layers_per_chunk
-        self._shared_head = executor.shared_head
+        self._shared_head = executor.shared_ends
         assert self._program.shares_head == (self._shared_head is not None), (
             "program and stages must have the same head"
+        )
+        shared = self._shared_head
+        self._shared_embedding = shared if isinstance(shared, SharedVocabulary) else None
+        assert self._program.shares_embedding == (self._shared_embedding is not None), (
+            "program and stages must have the same embedding"
         )
         self._stream = self._layers.stream
 
@@ -191,6 +199,8 @@ class _Run:
                 state, done = state._replace(loss=token), tick
             state = run._run_ticks(ticks, state, done, end)
             exchanged, state = parts.finish(state)
+        if self._shared_embedding is not None:
+            state = run._embed_last(state)
         if _held_sums(state):
             layers = state.held["B"].put_back(state.sums.layers)
             state = state._replace(sums=state.sums._replace(layers=layers))
@@ -273,7 +283,9 @@ class _Run:
     def loss(self) -> jax.Array:
         channels = enumerate(self._program.channels)
         numbers = tuple(n for n, channel in channels if channel.kind is Kind.FORWARD)
-        form = TickForm((Kind.FORWARD,), numbers, head=False)
+        kinds = (Kind.FORWARD,)
+        embeds = kinds if self._shared_embedding is not None else ()
+        form = TickForm(kinds, numbers, head=False, embeds=embeds)
         state = self._start()
         state = state._replace(rings=[], balance=None, sums=StageWeights({}, {}, {}), held={})
 
@@ -314,6 +326,8 @@ class _Run:
         self, inputs: jax.Array, tick_row: TickRow, microbatch: Microbatch
     ) -> jax.Array:
         """Return the stream before a chunk: embedded, or arrived."""
+        if self._shared_embedding is not None:
+            return get(inputs, tick_row["F.input"])
         return lax.cond(
             tick_row["F.first"] == 1,
             lambda: self._layers.typed(self._embedded(microbatch)),
@@ -333,7 +347,9 @@ class _Run:
             assert self._functions.balance is not None, "balance losses must have a weight"
             balance = jax.eval_shape(self._functions.balance, self._layers.balance, microbatch)
         rings = zip(self._layers.pool.rings, self._rows.counts, strict=True)
-        delayed = {channel.kind.value for channel in self._program.channels if channel.delayed}
+        kept = {channel.kind.value for channel in self._program.channels if channel.delayed}
+        if self._shared_embedding is not None:
+            kept.add(Kind.BACKWARD.value)
         axes, zero = frozenset(self._axes), self._zero
         sums = zeros_of(trained_part(self._weights), dtype=self._sum_dtype, zero=zero)
         held: dict[str, HeldChunk] = {}
@@ -345,7 +361,7 @@ class _Run:
             nan_of(self._stream, max(slots["inputs"], 1), zero=zero),
             nan_of(self._stream, max(slots["cotangents"], 1), zero=zero),
             [nan_of(leaf, count, zero=zero) for leaf, count in rings],
-            {kind: nan_of(self._stream, zero=zero) for kind in sorted(delayed)},
+            {kind: nan_of(self._stream, zero=zero) for kind in sorted(kept)},
             vary_over(zeros_of(loss), axes),
             None if balance is None else vary_over(zeros_of(balance), axes),
             sums,
@@ -367,6 +383,10 @@ class _Run:
             for number in form.channels
             if channels[number].delayed
         }
+        if Kind.BACKWARD in form.embeds:
+            state = self._embed_backwards(tick_row, [state.loss, *arrived.values()], state)
+        if Kind.FORWARD in form.embeds:
+            state = self._embed_forwards(tick_row, [state.loss, *arrived.values()], state)
         state, made = passes(form, state, tick_row, list(arrived.values()))
         if Kind.WEIGHT in form.kinds:
             state = self._weight_gradients(
@@ -531,13 +551,15 @@ class _Run:
             else:
                 only_if = valid if self._program.branch_free else None
                 cotangent, layers = self._layers.backward(cotangent, rings, visit, layers, only_if)
-            is_first = valid & (tick_row["B.first"] == 1)
-            first = lax.cond(
-                is_first, self._embed_gradients, lambda x, sums, _: sums,
-                cotangent, state.sums.first, visit.batch,
-            )  # fmt: skip
-            # Nothing reads these sums soon, and what waits for the tick must wait for them too.
-            cotangent = functools.reduce(after, jax.tree.leaves(first), cotangent)
+            first = state.sums.first
+            if self._shared_embedding is None:
+                is_first = valid & (tick_row["B.first"] == 1)
+                first = lax.cond(
+                    is_first, self._embed_gradients, lambda x, sums, _: sums,
+                    cotangent, first, visit.batch,
+                )  # fmt: skip
+                # Nothing reads these sums soon, and what waits for the tick must wait for them too.
+                cotangent = functools.reduce(after, jax.tree.leaves(first), cotangent)
             cotangents = state.cotangents
             if self._has_local_hops:
                 cotangents = put(cotangents, cotangent, tick_row["B.output"])
@@ -576,6 +598,52 @@ class _Run:
         if self._program.branch_free:
             return do(state)
         return lax.cond(tick_row["head.microbatch"] != NOTHING, do, lambda state: state, state)
+
+    @jax.named_scope(SCOPE_OF[Kind.FORWARD])
+    def _embed_forwards(self, tick_row: TickRow, before: list[jax.Array], state: _State) -> _State:
+        """Embed with the vocabulary that stages share, in a tick whose forward needs it."""
+        shared, slot = self._shared_embedding, tick_row["embedding.slot"]
+        assert shared is not None, "stages must share the vocabulary"
+        number = functools.reduce(after, before, tick_row["embedding.F"])
+        microbatch = self._microbatch(number)
+        x = lax.cond(
+            number != NOTHING,
+            lambda: self._layers.typed(shared.embedded(self._weights.first, microbatch)),
+            lambda: zeros_of(self._stream),
+        )
+        return state._replace(inputs=put(state.inputs, x, slot), loss=after(state.loss, x))
+
+    @jax.named_scope(SCOPE_OF[Kind.BACKWARD])
+    def _embed_backwards(self, tick_row: TickRow, before: list[jax.Array], state: _State) -> _State:
+        """Add the gradients of the vocabulary that stages share, behind a tick that ended one."""
+        number = functools.reduce(after, before, tick_row["embedding.B"])
+        first = lax.cond(
+            number != NOTHING,
+            self._shared_embed_gradients,
+            lambda cotangent, sums, number: sums,
+            state.made["B"],
+            state.sums.first,
+            number,
+        )
+        loss = functools.reduce(after, jax.tree.leaves(first), state.loss)
+        return state._replace(loss=loss, sums=state.sums._replace(first=first))
+
+    def _shared_embed_gradients(self, cotangent: jax.Array, sums: Any, number: jax.Array) -> Any:
+        shared = self._shared_embedding
+        assert shared is not None, "stages must share the vocabulary"
+        of_all = self._layers.typed(shared.of_first_stage(cotangent))
+        return self._embed_gradients(of_all, sums, self._microbatch(number))
+
+    @jax.named_scope(SCOPE_OF[Kind.BACKWARD])
+    def _embed_last(self, state: _State) -> _State:
+        """Add the gradients of the vocabulary that stages share, if the last tick ended one."""
+        columns, stage = self._program.columns, self._placement.stage_of[0]
+        if columns["B.first"][-1, stage] != 1:
+            return state
+        last = jnp.int32(columns["B.microbatch"][-1, stage])
+        cotangent, number = after((state.made["B"], last), state.loss)
+        first = self._shared_embed_gradients(cotangent, state.sums.first, number)
+        return state._replace(sums=state.sums._replace(first=first))
 
     @jax.named_scope("embedding")
     def _embed_gradients(self, cotangent: jax.Array, sums: Any, microbatch: Microbatch) -> Any:

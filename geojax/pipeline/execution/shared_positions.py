@@ -1,4 +1,4 @@
-"""The head of a pipeline, whose positions some stages share.
+"""The head of a pipeline, whose positions the stages of a site share.
 
 The last stage scatters the stream of a microbatch. Each of the stages runs the head on its own
 positions, forwards and backwards, and the cotangents are gathered. The stages would otherwise wait
@@ -22,8 +22,11 @@ from geojax.models.parallel.shares import in_shares
 
 
 @dataclasses.dataclass(frozen=True)
-class SharedHead:
-    """A head that the stages of one site share; all ranks of the mesh call it at the same time."""
+class SharedPositions:
+    """A head whose positions the stages of one site share.
+
+    All ranks of the mesh call it at the same time.
+    """
 
     functions: ModelFunctions
     axes: tuple[str, ...]

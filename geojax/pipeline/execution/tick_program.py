@@ -2,7 +2,8 @@
 
 Every stage has ring buffers for values that wait:
 
-    inputs        streams that arrived and whose forward has not begun
+    inputs        streams that arrived, or were embedded by all stages, and whose forward has not
+                  begun
     cotangents    their gradients, and of the last chunk the streams that go into the head
 
 What its layers hold lies in rings of its own (`geojax.pipeline.execution.ring_pool`). Slots are
@@ -68,7 +69,9 @@ class TickForm(NamedTuple):
     channels: tuple[int, ...]
     """The channels by which anything arrives."""
     head: bool
-    """True if stages share the positions of a microbatch for the head."""
+    """True if stages share the head of a microbatch."""
+    embeds: tuple[Kind, ...] = ()
+    """The passes of a microbatch's embedding that stages share."""
     full: bool = False
     """True if nothing is chosen, since no stage is idle (`TickTable.full_runs`)."""
 
@@ -125,9 +128,12 @@ class TickProgram:
     """A forward and a backward of one stage in one tick, neither of which reads what the other
     makes, are one branch: each computes while the other's messages travel."""
     shares_head: bool
-    """Stages share the positions of a microbatch for the head, in the tick of the last chunk's
-    backward: before all else; between forwards and backwards, none of them joint, if microbatches
-    turn in one tick (`TickTable.turns_later`)."""
+    """Stages share the head of a microbatch, in the tick of the last chunk's backward: before all
+    else; between forwards and backwards, none of them joint, if microbatches turn in one tick
+    (`TickTable.turns_later`)."""
+    shares_embedding: bool
+    """Stages share the embedding of a microbatch: before its first forward in the same tick, and
+    in the tick behind its last backward; of the last tick, behind all."""
     columns: Mapping[str, np.ndarray]
     """int32 [ticks, stages] each; `NOTHING` where there is none. For each kind k of action:
     `k.microbatch`; `k.chunk` (its number on the stage); `k.input` (the slot that it reads);
@@ -137,7 +143,8 @@ class TickProgram:
     `k.following`: the chunk of the next action behind the tick, and after the last one its own.
     With `shares_head` also, the same on all stages, `head.microbatch`, and `head.of_forward` for a
     loop of forwards alone; and `head.slot`: where the last stage has the stream and gets its
-    cotangent.
+    cotangent. With `shares_embedding`, the same on all stages, `embedding.F` and
+    `embedding.B`: the microbatch; and `embedding.slot`: where the first stage reads it.
     """
     channels: tuple[Channel, ...]
     segments: tuple[Segment, ...]
@@ -164,6 +171,7 @@ class TickProgram:
         branch_free: bool,
         joint: bool = False,
         shares_head: bool = False,
+        shares_embedding: bool = False,
     ) -> "TickProgram":
         """Make the program of a table; without branches, its backwards must not be split.
 
@@ -175,19 +183,30 @@ class TickProgram:
         assert not (branch_free and ticks.schedule.split_backward), (
             "a split backward must have branches: its ticks have three units"
         )
-        return _Builder(ticks, branch_free, joint, shares_head).build()
+        return _Builder(ticks, branch_free, joint, shares_head, shares_embedding).build()
 
     def of_table(self, ticks: TickTable) -> "TickProgram":
         """Make the program of the same form of another table."""
         return TickProgram.of(
-            ticks, branch_free=self.branch_free, joint=self.joint, shares_head=self.shares_head
+            ticks,
+            branch_free=self.branch_free,
+            joint=self.joint,
+            shares_head=self.shares_head,
+            shares_embedding=self.shares_embedding,
         )
 
 
 class _Builder:
-    def __init__(self, ticks: TickTable, branch_free: bool, joint: bool, shares_head: bool):
+    def __init__(
+        self,
+        ticks: TickTable,
+        branch_free: bool,
+        joint: bool,
+        shares_head: bool,
+        shares_embedding: bool,
+    ):
         self._table, self._branch_free, self._joint = ticks, branch_free, joint
-        self._shares_head = shares_head
+        self._shares_head, self._shares_embedding = shares_head, shares_embedding
         schedule = ticks.schedule
         self._placement = schedule.placement
         self._stage_of = self._placement.stage_of
@@ -209,6 +228,8 @@ class _Builder:
         }
         if self._shares_head:
             self._describe_heads()
+        if self._shares_embedding:
+            self._describe_embeddings()
         if self._joint:
             self._columns["joint"] = self._independent().astype(np.int32)
             for kind in self._kinds:
@@ -221,6 +242,7 @@ class _Builder:
             self._branch_free,
             self._joint,
             self._shares_head,
+            self._shares_embedding,
             {name: _read_only(column) for name, column in self._columns.items()},
             self._channels,
             segments,
@@ -239,16 +261,23 @@ class _Builder:
 
     def _describe_heads(self) -> None:
         last, columns = self._stage_of[-1], self._columns
-
-        def on_all_stages(kind: Kind) -> np.ndarray:
-            runs = columns[f"{kind.value}.last"][:, last] == 1
-            microbatch = np.where(runs, columns[f"{kind.value}.microbatch"][:, last], NOTHING)
-            return np.tile(microbatch[:, None], self._placement.stages)
-
-        columns["head.microbatch"] = on_all_stages(Kind.BACKWARD)
-        columns["head.of_forward"] = on_all_stages(Kind.FORWARD)
+        columns["head.microbatch"] = self._on_all_stages("B.last", last)
+        columns["head.of_forward"] = self._on_all_stages("F.last", last)
         is_last = columns["B.last"] == 1
         columns["head.slot"] = np.where(is_last, columns["B.input"], NOTHING)
+
+    def _describe_embeddings(self) -> None:
+        first, columns = self._stage_of[0], self._columns
+        columns["embedding.F"] = self._on_all_stages("F.first", first)
+        behind = self._on_all_stages("B.first", first)[:-1]
+        columns["embedding.B"] = np.pad(behind, [(1, 0), (0, 0)], constant_values=NOTHING)
+
+    def _on_all_stages(self, runs: str, stage: int) -> np.ndarray:
+        """Return the microbatch of the ticks whose column `runs` is 1 on a stage, on all stages."""
+        kind = runs.partition(".")[0]
+        does = self._columns[runs][:, stage] == 1
+        microbatch = np.where(does, self._columns[f"{kind}.microbatch"][:, stage], NOTHING)
+        return np.tile(microbatch[:, None], self._placement.stages)
 
     def _describe(self, tick: int, stage: int, action: Action) -> None:
         kind, last = action.kind.value, self._placement.chunks - 1
@@ -283,7 +312,14 @@ class _Builder:
             yield _Interval(target, _PHASES * arrival + _ARRIVAL, end, (writes, reads))
 
     def _inputs(self) -> "Iterable[_Interval]":
-        return self._arrivals(Kind.FORWARD)
+        yield from self._arrivals(Kind.FORWARD)
+        if not self._shares_embedding:
+            return
+        for microbatch in range(self._table.schedule.microbatches):
+            action = Action(Kind.FORWARD, microbatch, 0)
+            tick, at = self._tick[action], self._at(action, _FORWARD)
+            entries = (("embedding.slot", tick), ("F.input", tick))
+            yield _Interval(self._stage_of[0], at, at, entries)
 
     def _cotangents(self) -> "Iterable[_Interval]":
         yield from self._arrivals(Kind.BACKWARD)
@@ -345,13 +381,19 @@ class _Builder:
         heads = np.zeros(self._table.ticks, bool)
         if self._shares_head:
             heads = self._columns["head.microbatch"][:, 0] != NOTHING
-        does = np.stack([*(busy[kind] for kind in self._kinds), heads], axis=1)
+        passes = self._kinds[:2]
+        embeds = np.zeros((self._table.ticks, len(passes)), bool)
+        if self._shares_embedding:
+            names = ("embedding.F", "embedding.B")
+            embeds = np.stack([self._columns[name][:, 0] != NOTHING for name in names], axis=1)
+        does = np.stack([*(busy[kind] for kind in self._kinds), heads, *embeds.T], axis=1)
 
         def form(ticks: slice) -> TickForm:
-            *runs, head = does[ticks].any(axis=0).tolist()
+            *runs, head, forward, backward = does[ticks].any(axis=0).tolist()
             kinds = tuple(itertools.compress(self._kinds, runs))
             channels = np.flatnonzero(arrives[ticks].any(axis=0))
-            return TickForm(kinds, tuple(channels.tolist()), head)
+            embeds = tuple(itertools.compress(passes, (forward, backward)))
+            return TickForm(kinds, tuple(channels.tolist()), head, embeds)
 
         if self._joint:
             return self._phases(busy, form)

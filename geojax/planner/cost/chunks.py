@@ -16,12 +16,15 @@ from geojax.planner.cost.collectives import (
     end_collectives,
     later_experts,
     layer_collectives,
-    shared_head_collectives,
+    shared_softmax,
+    shared_stream,
 )
 from geojax.planner.cost.execution import Execution
+from geojax.planner.cost.head_forms import open_head_forms
 from geojax.planner.cost.layer import LayerTimes, Piece
 from geojax.planner.cost.layer_bytes import layer_bytes
 from geojax.planner.cost.layout import LayoutCandidate
+from geojax.planner.cost.memory import held_parameters
 from geojax.planner.cost.networks import SiteNetworks
 from geojax.planner.cost.pipeline import ChosenBy
 from geojax.planner.cost.tensor_overlap import joint_share, late_seconds, orders_collectives
@@ -51,6 +54,8 @@ class SitePieces:
     """The work of the last chunk besides its layers."""
     shared: tuple[Piece, ...]
     """The work of all stages together on a head that they share; none where the last has it."""
+    head: str
+    """The `pipeline.head` of the layout: what it gives, or leaves to "auto"."""
     hop: tuple[Piece, ...]
     """The messages of a chunk to its neighbors in the site; none where there is one stage."""
     networks: SiteNetworks
@@ -80,7 +85,8 @@ def site_pieces(
 ) -> tuple[SitePieces, ...]:
     """Return the work of a microbatch in each site of the topology."""
     layout = with_tensor_chunks(model, layout, topology, calibration, execution)
-    made = []
+    first_form, *forms = open_head_forms(model, layout)
+    layout, made = layout.changed(pipeline={"head": first_form}), list[SitePieces]()
     for index, site in enumerate(topology.sites):
         own = layout.of_site(index)
         times = LayerTimes(model, own, site, calibration, execution)
@@ -94,6 +100,7 @@ def site_pieces(
             SitePieces(
                 (*work, *layer_collectives(times, networks, attention)),
                 *_ends(times, networks),
+                first_form,
                 _hops(times, networks),
                 networks,
                 apart=Apart.of(times, networks),
@@ -102,16 +109,29 @@ def site_pieces(
                 tensor_chunks=layout.model_parallelism.chunks,
             )
         )
-    if not _may_share_head(model, layout, topology, calibration, execution):
+    if not _may_share_head(topology, calibration, execution):
         return tuple(made)
-    shared = layout.changed(pipeline={"head": "positions"})
-    others = []
-    for site, pieces in zip(topology.sites, made, strict=True):
-        times = LayerTimes(model, shared, site, calibration, execution)
-        first, last, together = _ends(times, pieces.networks)
-        others.append(dataclasses.replace(pieces, first=first, last=last, shared=together))
-    least = (1 - _LEAST_GAIN) * _busiest_seconds(model, layout, made)
-    return tuple(made if _busiest_seconds(model, shared, others) > least else others)
+
+    def in_form(head: str) -> list[SitePieces]:
+        shared, others = layout.changed(pipeline={"head": head}), []
+        for site, pieces in zip(topology.sites, made, strict=True):
+            times = LayerTimes(model, shared, site, calibration, execution)
+            first, last, together = _ends(times, pieces.networks)
+            others.append(
+                dataclasses.replace(pieces, first=first, last=last, shared=together, head=head)
+            )
+        return others
+
+    def seconds(sites: Sequence[SitePieces]) -> float:
+        once = max(_once_seconds(model, layout, each) for each in sites)
+        return _busiest_seconds(model, layout, sites) + once / layout.batch.microbatches
+
+    tried = [(seconds(each), each) for each in (made, *map(in_form, forms))]
+    enough = min(time for time, _ in tried) / (1 - _LEAST_GAIN)
+    fast = [each for time, each in tried if time <= enough]
+    # The vocabulary's shares hold least; positions hold what the last stage by itself would.
+    holds_least = fast[-1][0].head == "vocabulary"
+    return tuple(fast[-1] if holds_least else fast[0])
 
 
 _Work = tuple[Piece, ...]
@@ -119,35 +139,25 @@ _Work = tuple[Piece, ...]
 
 def _ends(times: LayerTimes, networks: SiteNetworks) -> tuple[_Work, _Work, _Work]:
     """Return the work besides layers: `first`, `last` and `shared` of `SitePieces`."""
-    first, shares = (times.embedding(), *times.dense_layers()), times.layout.head_shares
-    ends = (end_collectives(times, networks),) if times.layout.mesh.tensor > 1 else ()
-    if shares == 1:
+    first, layout = (times.embedding(), *times.dense_layers()), times.layout
+    ends = (end_collectives(times, networks),) if layout.mesh.tensor > 1 else ()
+    if layout.head_shares == 1:
         last = (*times.head(), *times.later_tokens(), *ends, *later_experts(times, networks))
         return first, last, ()
-    of_stream = shared_head_collectives(times, networks)
-    shared = (*times.head(), *(each.times(1 / 2 / shares) for each in ends), of_stream)
-    return (*first, *(each.times(1 / 2) for each in ends)), (), shared
+    half = tuple(each.times(1 / 2) for each in ends)
+    of_head = shared_stream(times, networks, "head")
+    if layout.shares_vocabulary:
+        of_embedding = shared_stream(times, networks, "embedding")
+        sums = shared_softmax(times, networks)
+        return (*first, *half, of_embedding), (), (*times.head(), *half, of_head, sums)
+    of_share = (each.times(1 / layout.head_shares) for each in half)
+    return (*first, *half), (), (*times.head(), *of_share, of_head)
 
 
-def _may_share_head(
-    model: AnyModel,
-    layout: LayoutCandidate,
-    topology: Topology,
-    calibration: Calibration,
-    execution: Execution,
-) -> bool:
-    """Return True if a layout leaves open which stages run the head, and they may share it."""
+def _may_share_head(topology: Topology, calibration: Calibration, execution: Execution) -> bool:
+    """Return True if "auto" looks for stages that share the head."""
     on_gpus = all(platform_of_accelerator(site.accelerator) is GPU for site in topology.sites)
-    return (
-        layout.pipeline.head == "auto"
-        and layout.mesh.stage > 1
-        and layout.site_shares is None
-        and layout.dc.join == "one_program"
-        and not model.num_nextn_predict_layers
-        and calibration.stage_times is None
-        and execution.lock_step
-        and on_gpus
-    )
+    return calibration.stage_times is None and execution.lock_step and on_gpus
 
 
 def _busiest_seconds(
@@ -163,6 +173,14 @@ def _busiest_seconds(
     seconds[placement.stage_of[0]] += _exposed(own[0].first)
     seconds[placement.stage_of[-1]] += _exposed(own[-1].last)
     return max(seconds) + _exposed(own[-1].shared)
+
+
+def _once_seconds(model: AnyModel, layout: LayoutCandidate, site: SitePieces) -> float:
+    """Time the weights and gradients of embedding and head in the site, once a step."""
+    held = held_parameters(model, layout.changed(pipeline={"head": site.head}))
+    dtypes, ranks = policy(layout.precision), site.networks.group(("data", "expert"))
+    itemsizes = dtypes.compute_dtype.itemsize + dtypes.reduce_dtype.itemsize
+    return ranks.seconds(itemsizes * (held.tables + held.head) * (1 - 1 / ranks.ranks))
 
 
 def with_tensor_chunks(
@@ -229,6 +247,7 @@ def _measured(times: LayerTimes, networks: SiteNetworks, measured: StageTimes) -
         embedding,
         piece("head", own.head),
         (),
+        layout.pipeline.head,
         _hops(times, networks),
         networks,
         split.split_surcharge,

@@ -66,18 +66,38 @@ def end_collectives(times: LayerTimes, networks: SiteNetworks) -> Piece:
     return _tensor(times, networks, layers=0)
 
 
-def shared_head_collectives(times: LayerTimes, networks: SiteNetworks) -> Piece:
-    """Return the messages of a head that stages share: its stream, and the cotangent of it."""
+def shared_stream(times: LayerTimes, networks: SiteNetworks, of: str) -> Piece:
+    """Return the messages of embedding or head that stages share: a stream, and its cotangent.
+
+    Where they share positions, the one is scattered and the other gathered; where they share the
+    vocabulary, each is summed.
+    """
     network = networks.group(("stage",))
     stream = times.own_tokens * times.model.hidden_size * times.itemsize
-    sent = stream * (1 - 1 / network.ranks)
-    took = network.seconds(sent, 1)
+    messages = 2 if times.layout.shares_vocabulary else 1
+    sent = messages * stream * (1 - 1 / network.ranks)
+    took = network.seconds(sent, messages)
     return Piece(
-        "stream of the head",
+        f"stream of the {of}",
         "bytes of the residual stream over the network's bandwidth",
         took,
         took,
         bytes=2 * sent,
+        messages=2 * messages * network.steps,
+        network=network.network,
+    )
+
+
+def shared_softmax(times: LayerTimes, networks: SiteNetworks) -> Piece:
+    """Return the sums over all ranks that share the vocabulary: three numbers of each token."""
+    network = networks.group(("stage", "tensor"))
+    tokens, _ = times.logits
+    sent = 2 * 3 * 4 * tokens * (1 - 1 / network.ranks)
+    return Piece(
+        "softmax of the head",
+        "bytes of two sums over the network's bandwidth, and their latency",
+        network.seconds(sent, 2),
+        bytes=sent,
         messages=2 * network.steps,
         network=network.network,
     )

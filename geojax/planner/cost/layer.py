@@ -227,12 +227,13 @@ class LayerTimes:
         """Tokens and columns of the logits that a device computes.
 
         Ranks of `tensor` share the vocabulary; the head of a model of your own is whole on each,
-        and computes the positions that the rank holds. Stages may share the positions.
+        and computes the positions that the rank holds. Stages may share positions or vocabulary.
         """
-        shares = self.layout.head_shares
+        shares = 1 if self.layout.shares_vocabulary else self.layout.head_shares
         if isinstance(self.model, OwnModel):
             return self.own_tokens / shares, self.model.vocab_size
-        return self.tokens / shares, self.model.vocab_size / self.layout.mesh.tensor
+        ranks = self.layout.model_parallelism.vocabulary_ranks
+        return self.tokens / shares, self.model.vocab_size / ranks
 
     def _feed_forward(self, rows: float, width: float) -> list[Product]:
         assert isinstance(self.model, ModelConfig)

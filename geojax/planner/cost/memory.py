@@ -153,7 +153,22 @@ def _gradients(layout: LayoutCandidate, held: "HeldParameters") -> GradientBytes
         other_shards=round(itemsize * others / (ranks * sites)),
         largest=round(itemsize * max(held.tables, held.head, held.layers * held.layer / 3)),
         has_errors=_has_error_feedback(layout),
+        early=round(itemsize * _early_parameters(layout, held)),
     )
+
+
+def _early_parameters(layout: LayoutCandidate, held: "HeldParameters") -> float:
+    """Count the largest part of a pipeline's gradients that leaves early: of chunks, or the head.
+
+    A stage with one chunk sends the head early alone.
+    """
+    one_program = layout.dc.join == "one_program" and layout.pipeline_stages > 1
+    if not (one_program and _reduces_early(layout)):
+        return 0.0
+    virtual, together = layout.pipeline.virtual_stages, layout.communication.bucket_layers
+    of_chunk = held.layers // virtual
+    chunks = 1 if together == "auto" else max(1, together // of_chunk)
+    return max(chunks * of_chunk * held.layer if chunks < virtual else 0.0, held.head)
 
 
 def _pieces(model: AnyModel, layout: LayoutCandidate, held: "HeldParameters") -> StepPieces:
@@ -336,7 +351,8 @@ def held_parameters(model: AnyModel, layout: LayoutCandidate) -> HeldParameters:
     shared_kv = max(1, min(tensor, model.num_key_value_heads))
     experts = sizes.experts / (layout.mesh.expert * tensor)
     layer = sizes.replicated + sizes.sharded / tensor + sizes.key_value / shared_kv + experts
-    table = math.ceil(model.vocab_size / tensor) * model.hidden_size
+    ranks = layout.model_parallelism.vocabulary_ranks
+    table = math.ceil(model.vocab_size / ranks) * model.hidden_size
     layers = _layers_of_stage(model, layout)
     modules = model.num_nextn_predict_layers
     later = modules * (layer + 2 * model.hidden_size**2)
@@ -363,12 +379,10 @@ def _layers_of_stage(model: AnyModel, layout: LayoutCandidate) -> int:
 def _held_of_own(model: OwnModel, layout: LayoutCandidate) -> HeldParameters:
     tree, parallelism = declarations(model), layout.model_parallelism
     places = jax.tree.leaves(partitions(model, parallelism))
-    ranks = {"tensor": parallelism.tensor, "expert": parallelism.expert}
     count, of_experts = dict.fromkeys(tree, 0.0), 0.0
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     for (path, leaf), place in zip(leaves, places, strict=True):
-        axes = place.axis_by_dim.values()
-        own = math.prod(leaf.shape) / math.prod(ranks[axis] for axis in axes)
+        own = math.prod(leaf.shape) / math.prod(getattr(parallelism, axis) for axis in place.axes)
         count[path[0].key] += own
         of_experts += own if "expert" in leaf.axes else 0.0
     layer, experts = (each / model.num_stacked_layers for each in (count["layers"], of_experts))
@@ -438,8 +452,9 @@ def _head_bytes(model: AnyModel, layout: LayoutCandidate, gradient_bytes: float)
 
     The gradient is made in float32, added up over chunks, and returned in the compute dtype.
     """
-    tokens = math.ceil(tokens_of_microbatch(layout) / layout.head_shares)
-    columns = math.ceil(model.vocab_size / layout.mesh.tensor)
+    shares = 1 if layout.shares_vocabulary else layout.head_shares
+    tokens = math.ceil(tokens_of_microbatch(layout) / shares)
+    columns = math.ceil(model.vocab_size / layout.model_parallelism.vocabulary_ranks)
     if isinstance(model, OwnModel):  # whose head is whole on each rank
         columns, shared = model.vocab_size, layout.parallelism.sequence
         tokens = math.ceil(tokens / layout.mesh.tensor) if shared else tokens

@@ -150,7 +150,7 @@ class _Ranks:
             return PartitionSpec(*(axis if axis in used else None for axis in axes))
 
         def of_place(place: Any, leaf: Any) -> PartitionSpec:
-            return spec(*(place.axis_by_dim.get(1 + dim) for dim in range(leaf.ndim)))
+            return PartitionSpec(*(place.axes_by_dim.get(1 + dim) for dim in range(leaf.ndim)))
 
         def per_rank(weights: Any, x: jax.Array, batch: Any) -> Any:
             # A step sums gradients elsewhere.

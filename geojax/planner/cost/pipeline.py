@@ -241,4 +241,5 @@ def _program(table: TickTable, layout: LayoutCandidate, chosen_by: ChosenBy) -> 
         branch_free=schedule_entry(layout.pipeline.schedule).branch_free,
         joint=chosen_by.joint,
         shares_head=bool(chosen_by.costs.head),
+        shares_embedding=layout.shares_vocabulary,
     )

@@ -69,6 +69,8 @@ def predict(
     refuse_adapters(model)
     optimizer = optimizer or OptimizerSettings()
     sites = site_pieces(model, layout, topology, calibration, execution)
+    if layout.pipeline_stages > 1:
+        layout = layout.changed(pipeline={"head": sites[-1].head})
     steps = []
     for of_site, pieces, iteration, times in _unlike_iterations(
         model, layout, topology, sites, execution, optimizer
@@ -97,8 +99,7 @@ def predict(
     if (chunks := sites[0].tensor_chunks) > 1:
         made = made.changed(parallelism={"chunks": chunks})
     if layout.pipeline_stages > 1:
-        head = "positions" if slowest.work.shared else "last_stage"
-        made = made.changed(pipeline={"layers": slowest.work.layers, "head": head})
+        made = made.changed(pipeline={"layers": slowest.work.layers})
     return Prediction(
         layout=made,
         step_seconds=step,

@@ -42,8 +42,9 @@ def step_plan(layout: LayoutCandidate, work: ChunkWork) -> StepPlan:
     """
     staged = ticks = None
     if layout.pipeline_stages > 1:
-        head_shares = layout.mesh.stage if work.shared else 1
-        staged = StagedLayers(work.placement, work.layers, head_shares)
+        staged = StagedLayers(
+            work.placement, work.layers, layout.head_shares, layout.shares_vocabulary
+        )
     if staged is not None and layout.mesh.dc > 1 and layout.dc.role == "data":
         ticks = small_program(layout, work.placement, work.chosen_by)
     crosses = layout.mesh.dc > 1 and layout.dc.role == "data"

@@ -66,7 +66,7 @@ def head_of_run(config: RunConfig, platform: Platform) -> str:
     if config.pipeline.head != "auto":
         return config.pipeline.head
     pieces = _first_site(config, LayoutCandidate.of(config), platform)
-    return "positions" if pieces is not None and pieces.shared else "last_stage"
+    return "last_stage" if pieces is None else pieces.head
 
 
 def _first_site(

@@ -28,7 +28,7 @@ def chosen_layers(config: RunConfig) -> StagedLayers | None:
         layers = layers_by_operations(
             config.model, config.batch.sequence_length, placement.chunks, config.remat
         )
-    return StagedLayers(placement, layers, config.head_shares)
+    return staged_layers(config.changed(pipeline={"layers": layers}))
 
 
 def _layers_by_time(config: RunConfig, placement: Placement) -> tuple[int, ...]:

@@ -119,8 +119,8 @@ def block_specs(config, parallelism):
     """Of what the program of `spread_blocks` takes."""
 
     def cut(place):
-        dims = range(max(place.axis_by_dim, default=0) + 1)
-        return PartitionSpec(*(place.axis_by_dim.get(dim) for dim in dims))
+        dims = range(max(place.axes_by_dim, default=0) + 1)
+        return PartitionSpec(*(place.axes_by_dim.get(dim) for dim in dims))
 
     rows = PartitionSpec(("dc", "data", "expert"), "context")
     return jax.tree.map(cut, partitions(config, parallelism)["layers"]), rows, rows

@@ -30,7 +30,7 @@ def spread_step(config, parallelism, mesh, dropout_key=None, **options):
     Options are those of `loss_sum`.
     """
     places = partitions(config, parallelism)
-    axis_by_dim = jax.tree.map(_spec, places)
+    specs = jax.tree.map(_spec, places)
 
     def step(parameters, batch):
         def varying(leaf, place):
@@ -48,16 +48,14 @@ def spread_step(config, parallelism, mesh, dropout_key=None, **options):
 
         parameters = jax.tree.map(varying, parameters, places)
         sums, gradients = jax.value_and_grad(loss, has_aux=True)(parameters)
-        gradients = jax.tree.map(
-            lambda leaf, place: _summed(leaf, set(place.axis_by_dim.values())), gradients, places
-        )
+        gradients = jax.tree.map(lambda leaf, place: _summed(leaf, place.axes), gradients, places)
         return jax.tree.map(lambda leaf: _summed(leaf, set()), sums), gradients
 
     sharded = jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(axis_by_dim, batch_specs()),
-        out_specs=(PartitionSpec(), axis_by_dim),
+        in_specs=(specs, batch_specs()),
+        out_specs=(PartitionSpec(), specs),
     )
     return jax.jit(sharded)
 
@@ -78,10 +76,11 @@ def spread(parameters, batch, config, parallelism):
 
     def padded(leaf, place):
         sizes = [
-            -leaf.shape[dim] % getattr(parallelism, axis) for dim, axis in place.axis_by_dim.items()
+            -leaf.shape[dim] % math.prod(getattr(parallelism, axis) for axis in axes)
+            for dim, axes in place.axes_by_dim.items()
         ]
         widths = [(0, 0)] * leaf.ndim
-        for dim, size in zip(place.axis_by_dim, sizes, strict=True):
+        for dim, size in zip(place.axes_by_dim, sizes, strict=True):
             widths[dim] = (0, size)
         return np.pad(leaf, widths)
 
@@ -102,7 +101,7 @@ def assert_close(got, want, bound=1e-10):
 
 
 def _spec(place):
-    dims = [place.axis_by_dim.get(dim) for dim in range(max(place.axis_by_dim, default=-1) + 1)]
+    dims = [place.axes_by_dim.get(dim) for dim in range(max(place.axes_by_dim, default=-1) + 1)]
     return PartitionSpec(*dims)
 
 

@@ -88,11 +88,11 @@ def test_outputs_into_the_stream_begin_smaller(config: ModelConfig):
 def test_ranks_with_fewer_heads_than_ranks_hold_keys_whole_and_slice_them():
     model = FAMILIES["llama"]
     assert model.num_key_value_heads == 2
-    for tensor, dims in ((2, {2: "tensor"}), (4, {})):
+    for tensor, dims in ((2, {2: ("tensor",)}), (4, {})):
         attention = partitions(model, Parallelism(tensor=tensor))["layers"]["attention"]
         key = attention["key"]["kernel"]
-        assert (key.axis_by_dim, key.partial) == (dims, tensor > 2)
-        assert attention["query"]["kernel"].axis_by_dim == {2: "tensor"}
+        assert (key.axes_by_dim, key.partial) == (dims, tensor > 2)
+        assert attention["query"]["kernel"].axes_by_dim == {2: ("tensor",)}
 
 
 @pytest.mark.parametrize(("sharding", "whole"), [("columns", "lora_a"), ("rows", "lora_b")])

@@ -58,6 +58,11 @@ CASES = {
         THROUGH_SITES | {"tensor": 2},
         {"dc_role": "stage", "sequence_parallel": True, "head": "positions"},
     ),
+    "shared vocabulary": (
+        "interleaved",
+        IN_EACH | {"tensor": 2},
+        OVERLAP | {"head": "vocabulary", "sequence_parallel": True},
+    ),
     "dense layers first, tensor": ("1f1b", THROUGH_SITES | {"tensor": 2}, {"dc_role": "stage"}),
     "dense layers first, sequence": (
         "zero_bubble_h1",
@@ -83,7 +88,8 @@ def hops_of(placement, stages_per_site):
 def plan_of(schedule, axes, options):
     """Two layers to each chunk."""
     options = dict(options)
-    shares = axes["stage"] if options.pop("head", None) else 1
+    head = options.get("head")
+    shares = axes["stage"] if head else 1
     joint = options.pop("joint", False)
     through_sites = options.get("dc_role") == "stage"
     sites = [axes["stage"]] * (axes["dc"] if through_sites else 1)
@@ -96,9 +102,15 @@ def plan_of(schedule, axes, options):
         policy("fp32"),
         MICROBATCHES,
         bucket_bytes=4096,
-        staged_layers=StagedLayers(placement, (2,) * placement.chunks, shares),
+        staged_layers=StagedLayers(
+            placement, (2,) * placement.chunks, shares, head == "vocabulary"
+        ),
         tick_program=TickProgram.of(
-            table, branch_free=schedule == "branch_free", joint=joint, shares_head=shares > 1
+            table,
+            branch_free=schedule == "branch_free",
+            joint=joint,
+            shares_head=shares > 1,
+            shares_embedding=head == "vocabulary",
         ),
         **options,
     )
@@ -154,3 +166,21 @@ def test_by_their_ticks_all_stages_send_what_one_stage_would(schedule, options):
         sum(each["tensor",] for each in sent) for sent in ([alone.by_axes], stages)
     )
     assert of_stages == pytest.approx(float(of_one), rel=1e-3), "a few sums of metrics apart"
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_stages_that_share_the_vocabulary_sum_two_streams_and_their_cotangents(joint):
+    model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
+    options = {"joint": joint, "head": "vocabulary"}
+    plan = plan_of("interleaved", {"stage": 2, "tensor": 2}, options)
+    model = model.with_stacked_layers(plan.staged_layers.layers)
+    _, counted = traced_step(model, plan, ROWS, SEQUENCE)
+    over_stages = [each for each in counted.collectives if each.axes == ("stage",)]
+    others = [each for each in over_stages if not {"embedding", "head"} & set(each.name.split("/"))]
+    tokens = ROWS * SEQUENCE
+    streams = 4 * tokens * model.hidden_size * 4
+    of_softmax = 3 * tokens * 4
+    for sent in stage_bytes(counted, plan):
+        assert sent["stage",] == streams + sum(each.bytes_sent for each in others)
+        of_all = sent["stage", "tensor"]
+        assert of_softmax * 3 / 2 <= of_all < of_softmax * 3 / 2 + 1024, "and a few metrics"

@@ -110,16 +110,18 @@ def test_stages_that_share_the_head_evaluate_and_train_alike():
         "in each": ("--mesh.data", "1", "--mesh.tensor", "2", "--parallelism.sequence", "true"),
         "through both": ("--mesh.data", "2", "--dc.role", "stage"),
     }
-    for layout in layouts.values():
+    for name, layout in layouts.items():
+        heads = ["last_stage", "positions", *(["vocabulary"] if name == "in each" else [])]
         found = []
-        for head in ("last_stage", "positions"):
+        for head in heads:
             given = (*SHAPE, *shape, *options, *layout, "--pipeline.head", head)
             config = RunConfig.load(QUICKSTART, given)
             run = compiled_run(config, make_run_mesh(config), validate=True)
             batch, state = random_batch(config), run.initial_state()
             evaluated = jax.device_get(run.evaluate(state, batch))
             found.append((evaluated, jax.device_get(run.step(state, batch, NO_REQUESTS)[1])))
-        (alone, before), (shared, after) = found
-        np.testing.assert_allclose(shared, alone, rtol=1e-6)
-        for name in ("loss", "gradient_norm"):
-            np.testing.assert_allclose(after[name], before[name], rtol=1e-5)
+        (alone, before), *others = found
+        for shared, after in others:
+            np.testing.assert_allclose(shared, alone, rtol=1e-6)
+            for number in ("loss", "gradient_norm"):
+                np.testing.assert_allclose(after[number], before[number], rtol=1e-5)

@@ -127,7 +127,8 @@ def test_a_word_that_is_not_auto_is_refused(load):
     [
         ("cpu", "auto", "last_stage"),
         ("cpu", "positions", "positions"),
-        ("gpu", "auto", "positions"),
+        ("gpu", "auto", "vocabulary"),
+        ("gpu", "positions", "positions"),
         ("gpu", "last_stage", "last_stage"),
     ],
 )

@@ -389,6 +389,31 @@ def test_a_shared_head_is_in_the_ticks_of_the_last_backwards_on_all_stages(turn)
     assert joint.any() == bool(turn), "a head between the passes parts them"
 
 
+def test_a_shared_embedding_is_in_the_ticks_of_the_first_chunk_on_all_stages():
+    placement = Placement.interleaved([2], 2)
+    table = tick_table("interleaved", placement, 4, (1,) * (placement.chunks - 1))
+    program = TickProgram.of(
+        table, branch_free=False, joint=True, shares_head=True, shares_embedding=True
+    )
+    columns, first = program.columns, placement.stage_of[0]
+    for kind, later in (("F", 0), ("B", 1)):
+        embeds = columns[f"embedding.{kind}"]
+        assert (embeds == embeds[:, :1]).all(), "stages take one branch"
+        ticks = np.flatnonzero(columns[f"{kind}.first"][:, first] == 1)[: 4 - later]
+        assert (embeds[ticks + later, 0] == columns[f"{kind}.microbatch"][ticks, first]).all()
+        assert (embeds[:, 0] != NOTHING).sum() == 4 - later
+    assert columns["B.first"][-1, first] == 1, "of the last one the program knows"
+    slots, forwards = columns["embedding.slot"], columns["F.first"] == 1
+    assert ((slots != NOTHING) == forwards).all(), "the first stage keeps what it reads"
+    assert (slots[forwards] == columns["F.input"][forwards]).all()
+    for segment in program.segments:
+        for tick, form in segment.ticks():
+            kinds = {Kind.FORWARD: "F", Kind.BACKWARD: "B"}
+            for kind, name in kinds.items():
+                embeds = columns[f"embedding.{name}"][tick, 0] != NOTHING
+                assert not embeds or kind in form.embeds
+
+
 def test_ticks_in_which_no_stage_is_idle_are_loops_of_their_own():
     placement = Placement.interleaved([3], 2)
     hops = (1,) * (placement.chunks - 1)

@@ -163,7 +163,7 @@ def test_layers_and_buckets_are_settled_as_they_were_timed():
     timer = timer_of(request)
     piped, whole = (
         next(each for each in found if (each.layout.pipeline_stages > 1) == has_stages)
-        for found in [search(request, timer, CALIBRATION, keep=8).best]
+        for found in [search(request, timer, CALIBRATION, keep=12).best]
         for has_stages in (True, False)
     )
     assert sum(piped.layout.pipeline.layers) == 8
