@@ -42,6 +42,7 @@ from geojax.hlo.module import Computation, HloParseError, Instruction, Module, p
 from geojax.hlo.replica_groups import parse_groups, parse_id_lists
 from geojax.hlo.trip_count import trip_count
 
+_OP_NAME = re.compile(r'\bop_name="([^"]*)"')
 _SENT_PAIRS = re.compile(r"_xla_send_recv_source_target_pairs=\"?(\{\{[^\"=]*?\}\})")
 
 
@@ -69,11 +70,16 @@ class Collective:
     """True if one of these loops runs as often as data of the run say; one iteration is counted."""
     conditional: bool
     """True if it is in a branch of a conditional, so that it may run less often."""
+    scopes: tuple[str, ...] = ()
+    """The scopes that it was traced in, the outermost first; empty where the program has none."""
+    share: Fraction = Fraction(1)
+    """Part of `executions` that a device runs, where a caller knows how often branches run."""
 
     @property
     def bytes_sent(self) -> Fraction:
         """The bytes that one device sends in one run of the program."""
-        return self.executions * BYTES_SENT[self.kind](self.payload_bytes, self.ranks)
+        sent = BYTES_SENT[self.kind](self.payload_bytes, self.ranks)
+        return self.share * self.executions * sent
 
 
 @dataclass(frozen=True)
@@ -308,6 +314,7 @@ class _Reader:
                         in_loop,
                         at_least,
                         conditional,
+                        _scopes(instruction),
                     )
                 continue
             if instruction.opcode.endswith(("-done", "-update")):
@@ -393,6 +400,11 @@ def _kind(instruction: Instruction) -> str | None:
     if opcode == "send" and _SENT_PAIRS.search(instruction.tail):
         return "collective-permute"
     return None
+
+
+def _scopes(instruction: Instruction) -> tuple[str, ...]:
+    found = _OP_NAME.search(instruction.tail)
+    return tuple(found[1].split("/")) if found else ()
 
 
 def _printed_groups(instruction: Instruction) -> str:

@@ -23,6 +23,7 @@ from geojax.hlo.thunks import Launch, read_launches
 from geojax.planner.memory import CompiledMemory, TracedStep
 from geojax.planner.memory_phases import StepMemory
 from geojax.planner.passes import longest_loop
+from geojax.planner.step_traffic import by_ticks
 from geojax.runtime.compilation import without_compilation_cache
 from geojax.runtime.platform import Platform
 from geojax.runtime.xla_flags import gpu_compiler_options
@@ -39,7 +40,7 @@ class Messages:
     axes: tuple[str, ...]
     kind: str
     count: int
-    """Number of messages of a device."""
+    """Number of messages of a device; in a pipeline in the mean over its stages."""
     payloads: int
     """Number of those that carry a bucket or hop: `LEAST_PAYLOAD_BYTES` or more."""
     bytes_sent: Fraction
@@ -97,7 +98,7 @@ class CompiledProgram:
         longest = longest_loop(plan)
         traffic = collective_traffic(self.program, plan.mesh, longest_loop=longest)
         found = flights(self.program, plan.mesh, longest_loop=longest) if self.launches else ()
-        return messages_by_kind(traffic, found, self.launches)
+        return messages_by_kind(by_ticks(traffic, plan), found, self.launches)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,14 +184,14 @@ def messages_by_kind(
     result = []
     for (axes, kind), group in groups.items():
         beside = (each for each in group if each.name in flight_of)
-        streams: collections.Counter[str] = collections.Counter()
+        streams: dict[str, Fraction] = collections.defaultdict(Fraction)
         together: dict[str, Fraction] = collections.defaultdict(Fraction)
         awaited = Fraction(0)
         for each in group:
             launch = launch_of.get(start(each))
             if launch is None:
                 continue
-            streams[launch.stream or "compute"] += each.executions
+            streams[launch.stream or "compute"] += each.share * each.executions
             awaited += each.bytes_sent if launch.stream is None else 0
             for others in {name for other in launch.together for name in axes_of[other]}:
                 together[others] += each.bytes_sent
@@ -198,11 +199,9 @@ def messages_by_kind(
             Messages(
                 axes,
                 kind,
-                count=sum(each.executions for each in group),
-                payloads=sum(
-                    each.executions
-                    for each in group
-                    if each.bytes_sent >= LEAST_PAYLOAD_BYTES * each.executions
+                count=round(sum(each.share * each.executions for each in group)),
+                payloads=round(
+                    sum(each.share * each.executions for each in group if _is_payload(each))
                 ),
                 bytes_sent=sum((each.bytes_sent for each in group), Fraction(0)),
                 at_least=any(each.at_least for each in group),
@@ -211,8 +210,14 @@ def messages_by_kind(
                     Fraction(0),
                 ),
                 bytes_awaited=awaited,
-                streams=dict(sorted(streams.items())),
+                streams={name: round(count) for name, count in sorted(streams.items())},
                 together=dict(sorted(together.items())),
             )
         )
     return tuple(sorted(result, key=lambda each: ([order[a] for a in each.axes], each.kind)))
+
+
+def _is_payload(collective: Collective) -> bool:
+    """Return True if each message of a collective carries a bucket or hop."""
+    sent = collective.bytes_sent / (collective.share or 1)
+    return sent >= LEAST_PAYLOAD_BYTES * collective.executions

@@ -105,6 +105,7 @@ class _CollectiveWalk:
                     in_loop=place.in_loop,
                     at_least=place.at_least,
                     conditional=place.conditional,
+                    scopes=scopes,
                 )
             return
         assert not axes or name in _LOCAL, f"{name} over {axes}: a collective that is not counted"

@@ -9,7 +9,9 @@ kinds of branches hold collectives:
               (`evenly_sent` leaves them out)
 """
 
+import dataclasses
 import itertools
+from collections.abc import Sequence
 from fractions import Fraction
 
 import jax
@@ -61,6 +63,23 @@ def stage_bytes(traffic: Traffic, plan: StepPlan) -> tuple[dict[Axes, Fraction],
     return tuple(map(of_stage, range(program.ticks.schedule.placement.stages)))
 
 
+def by_ticks(traffic: Traffic, plan: StepPlan) -> Traffic:
+    """Return the collectives of a pipeline's program with the share that stages run, in the mean.
+
+    `traffic` may be that of the compiled program: compilers keep the scopes.
+    """
+    program = plan.tick_program
+    if program is None:
+        return traffic
+    stages = program.ticks.schedule.placement.stages
+
+    def weighed(each: Collective) -> Collective:
+        shares = [_share(each, stage, program) for stage in range(stages)]
+        return dataclasses.replace(each, share=sum(shares, Fraction(0)) / stages)
+
+    return Traffic(traffic.mesh, tuple(map(weighed, traffic.collectives)))
+
+
 def _share(collective: Collective, stage: int, program: TickProgram) -> Fraction:
     """Return the part of a collective's executions that `stage` runs."""
     scopes, _ = _scopes(collective)
@@ -91,11 +110,12 @@ def _share(collective: Collective, stage: int, program: TickProgram) -> Fraction
         for tick, form in segment.ticks()
         if form.full == full and has(form)
     ]
-    return Fraction(int(runs[held].sum()), len(held))
+    # A compiler may put into a branch what was traced in none.
+    return Fraction(int(runs[held].sum()), len(held)) if held else Fraction(1)
 
 
-def _scopes(collective: Collective) -> tuple[list[str], list[str]]:
+def _scopes(collective: Collective) -> tuple[Sequence[str], Sequence[str]]:
     """Return the scopes of a collective before those of all layers, and from there on."""
-    scopes = collective.name.split("/")
+    scopes = collective.scopes
     before = list(itertools.takewhile(lambda scope: scope not in _LAYERS, scopes))
     return before, scopes[len(before) :]

@@ -5,6 +5,7 @@ Those of the lowered program, and for some of the compiled one.
 
 import itertools
 import math
+from fractions import Fraction
 
 import jax
 import pytest
@@ -14,9 +15,10 @@ from support.step_traffic import sends_as_counted, traced_step
 
 from geojax import make_mesh
 from geojax.collectives import INT8
+from geojax.hlo import collective_traffic
 from geojax.pipeline import Placement, tick_table
 from geojax.pipeline.execution.tick_program import TickProgram
-from geojax.planner.step_traffic import stage_bytes
+from geojax.planner.step_traffic import by_ticks, stage_bytes
 from geojax.precision import policy
 from geojax.step.stage_layers import StagedLayers
 
@@ -184,3 +186,16 @@ def test_stages_that_share_the_vocabulary_sum_two_streams_and_their_cotangents(j
         assert sent["stage",] == streams + sum(each.bytes_sent for each in others)
         of_all = sent["stage", "tensor"]
         assert of_softmax * 3 / 2 <= of_all < of_softmax * 3 / 2 + 1024, "and a few metrics"
+
+
+def test_a_compiled_program_tells_by_its_scopes_how_often_branches_run():
+    model = Draw("llama", "dense", 2, 0.0, (), 1, ()).model()
+    plan = plan_of("1f1b", {"stage": 2, "tensor": 2}, {"head": "vocabulary"})
+    model = model.with_stacked_layers(plan.staged_layers.layers)
+    step, counted = traced_step(model, plan, ROWS, SEQUENCE)
+    sent = stage_bytes(counted, plan)
+    compiled = collective_traffic(step.lower().compile(), plan.mesh, longest_loop=2)
+    for traffic in (counted, compiled):
+        for axes, whole in by_ticks(traffic, plan).by_axes.items():
+            mean = sum((each.get(axes, 0) for each in sent), Fraction(0)) / len(sent)
+            assert whole == pytest.approx(float(mean), rel=0.01), axes
