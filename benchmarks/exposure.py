@@ -19,8 +19,9 @@ leave later.
 A second table has longer round trips: a message for each chunk, and as many chunks in a message as
 the planner chooses.
 
-A goal that is missed is named, and the exit code is 1: bf16 exposes less than 4% of a step at
-3.2 Tbit/s, and whatever the bandwidth and the format at most a tenth more than the causal bound.
+A goal that is missed is named, and the exit code is 1: whatever the bandwidth and the format, at
+most a tenth more than the causal bound is exposed. The bound is seconds, and no share of a step: it
+is a larger share of a shorter step.
 """
 
 import dataclasses
@@ -47,10 +48,10 @@ CONFIG = Path(__file__).parents[1] / "configs" / "nemotron4-340b-2x1536.yaml"
 TERABITS = (0.4, 0.8, 1.6, 3.2, 6.4)
 FORMATS = {"fp32": "none", "bf16": "bf16", "int8": "int8"}
 H100_PEAK = 989e12
-GOAL = "bf16", 3.2
-"""The format and the Tbit/s of which the exposed share is limited."""
+USUAL = "bf16", 3.2
+"""The format and the Tbit/s of the second table."""
 ROUND_TRIPS = 0.021, 0.07, 0.15
-SHARE_LIMIT, CAUSAL_FACTOR = 0.04, 1.1
+CAUSAL_FACTOR = 1.1
 
 
 class Bounds(NamedTuple):
@@ -138,7 +139,7 @@ def exposed(
 def by_round_trip(config: RunConfig, plan: StepPlan, times: ComputeTimes) -> Table:
     """Return what chunks expose that leave alone or together, for the goal's format and link."""
     table = Table("round trip", "a chunk a message", "chosen", "chunks a message", "causal")
-    name, terabits = GOAL
+    name, terabits = USUAL
     plan = dataclasses.replace(plan, wire_format=wire_format(FORMATS[name]))
     for seconds in ROUND_TRIPS:
         link = LinkShare("a-b", seconds, terabits * 1e12 / 8, plan.mesh.size // 2)
@@ -168,13 +169,11 @@ def main() -> int:
             where, above = f"{name} at {terabits} Tbit/s", made.seconds / made.bounds.causal
             if above > CAUSAL_FACTOR:
                 missed.append(f"{where} exposes {above:.2f} times the causal bound")
-            if (name, terabits) == GOAL and share >= SHARE_LIMIT:
-                missed.append(f"{where} exposes {share:.1%} of a step")
         table.add_row(f"{terabits:g}", *cells)
     console = Console(width=120)
     console.print("exposed seconds, share of a step; bounds: causal, overlapped, of bytes", table)
     console.print(f"a step takes {times.compute_seconds:.1f} s")
-    console.print("exposed seconds of {} at {} Tbit/s".format(*GOAL))
+    console.print("exposed seconds of {} at {} Tbit/s".format(*USUAL))
     console.print(by_round_trip(config, plan, times))
     for each in missed:
         console.print(f"missed: {each}")
