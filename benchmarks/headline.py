@@ -8,7 +8,8 @@ the fastest layout that `geojax plan` finds, in bf16 and FP8. Steps are predicte
 cost model. Its error on published steps is in docs/records/predicted-steps.md; of models with
 experts it is not known. A column is one program in one layout, a cell the seconds that a term adds
 to a step. NVIDIA's program is `published.frameworks.NEMO_340B`. *Of one site* is the same program
-without what the links expose.
+without what the links expose. *If slower* is the most that a step takes if products need 10% more
+time for as long as messages travel beside them.
 
 With `--compile` our program in bf16 is compiled ahead of time for its GPUs (the extra `aot`), in
 the published layout and in the fastest: its memory, and the share of each kind of message that
@@ -47,6 +48,10 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 FP8 = "fp8-current"
 COMPRESSION = "bf16"
 """Format of gradients on the link, as in the published layout."""
+HEADS = ("last_stage", "positions", "vocabulary")
+"""Each `pipeline.head`, compared in the layouts of `COMPILED`."""
+SLOWER = 0.1
+"""Share by which products may be slower beside messages."""
 COMPILED = ("published", "fastest")
 """Titles of the columns that `--compile` compiles."""
 
@@ -87,12 +92,20 @@ class Column(NamedTuple):
     prediction: Prediction
     of_one_site: float
 
+    @property
+    def seconds_if_slower(self) -> float:
+        """Seconds of a step whose products are slower beside messages, no two at a time."""
+        terms = self.prediction.terms
+        beside = sum(term.seconds - term.exposed_seconds for term in terms if term.messages)
+        return self.prediction.step_seconds + SLOWER * beside
+
     def to_json(self) -> dict[str, Any]:
         made = self.prediction
         return {
             "title": self.title,
             "layout": made.layout.model_dump(mode="json", exclude_defaults=True),
             "seconds": made.step_seconds,
+            "seconds_if_slower": self.seconds_if_slower,
             "mfu": made.model_flops_utilization,
             "of_one_site": self.of_one_site,
             "memory_bytes": made.memory_bytes,
@@ -164,6 +177,7 @@ def table(made: list[Column]) -> Table:
         )
     steps = [each.prediction for each in made]
     result.add_row("step", *(f"{each.step_seconds:.2f}" for each in steps), style="bold")
+    result.add_row("if slower", *(f"{each.seconds_if_slower:.2f}" for each in made))
     result.add_row("MFU", *(f"{each.model_flops_utilization or 0:.1%}" for each in steps))
     result.add_row("of one site", *(f"{each.of_one_site:.1%}" for each in made))
     result.add_row("memory, GB", *(f"{each.memory_bytes / 1e9:.1f}" for each in steps))
@@ -173,6 +187,16 @@ def table(made: list[Column]) -> Table:
     ):
         result.add_row(title, *map(of, steps))
     return result
+
+
+def head_forms(name: str, run: Run, column: Column) -> dict[str, dict[str, float]]:
+    """The step and the memory of a column's layout with each `pipeline.head`."""
+    model, topology, made = ModelConfig.load(name), topology_of(run), {}
+    for head in HEADS:
+        layout = column.prediction.layout.changed(pipeline={"head": head})
+        of_form = predict(model, layout, topology, calibration=Calibration())
+        made[head] = {"seconds": of_form.step_seconds, "memory_bytes": of_form.memory_bytes}
+    return made
 
 
 def compiled(run: Run, layout: LayoutCandidate) -> dict[str, Any]:
@@ -214,7 +238,10 @@ def main() -> None:
     for name in arguments.runs:
         run, began = RUNS[name], time.monotonic()
         made = list(columns(name, run))
-        entry = {"columns": [each.to_json() for each in made], "published": run.published}
+        entry: dict[str, Any] = {
+            "columns": [each.to_json() for each in made],
+            "published": run.published,
+        }
         record["runs"][name] = entry
         console.print(
             f"\n{name} on 2 x {8 * run.hosts} H100, {run.sequences} sequences of {run.length}; "
@@ -227,6 +254,14 @@ def main() -> None:
             console.print(
                 f"tokens/s over NVIDIA's program in the published layout: {theirs / ours:.3f}"
             )
+            for column in (each for each in made if each.title in COMPILED):
+                forms = head_forms(name, run, column)
+                entry.setdefault("head", {})[column.title] = forms
+                cells = (
+                    f"{head} {of['seconds']:.2f} s, {of['memory_bytes'] / 1e9:.1f} GB"
+                    for head, of in forms.items()
+                )
+                console.print(f"pipeline.head, {column.title}: {'; '.join(cells)}")
         if arguments.compile and run.config is not None:
             entry["compiled"] = {}
             for column in made:

@@ -20,7 +20,7 @@ from geojax.planner.cost.prediction import Prediction, Term
 from geojax.planner.passes import heads_of, layers_of_pass, passes_of
 from geojax.planner.resolve.run_layout import planned_layout
 from geojax.planner.resolve.run_prediction import predict_run
-from geojax.planner.step_traffic import evenly_sent
+from geojax.planner.step_traffic import by_ticks, evenly_sent
 from geojax.planner.traffic.by_axes import Axes
 from geojax.step.plan import StepPlan
 from geojax.topology import Topology
@@ -36,7 +36,8 @@ class PlannedStep:
     memory_bytes: float
     """Memory in closed form."""
     sent: Mapping[Axes, Fraction]
-    """Bytes that a device is to send, by mesh axes; of experts if all are equally busy."""
+    """Bytes that a device is to send, by mesh axes, in a pipeline in the mean over its stages; of
+    experts if all are equally busy."""
     most_sent: Mapping[Axes, Fraction]
     """The same with all exchanges that uneven tokens could need."""
     prediction: Prediction | None
@@ -95,7 +96,7 @@ class PlannedStep:
             traffic: the collectives of the step, from `geojax.planner.step_traffic`.
             target: the accelerators.
         """
-        layout = planned_layout(config, plan)
+        layout, by_stages = planned_layout(config, plan), by_ticks(traffic, plan)
         topology = target.topology(config.mesh.dc, config.load_topology())
         memory = layout_memory(
             config.model,
@@ -111,8 +112,8 @@ class PlannedStep:
         return cls(
             product_flops=_product_flops(config, layout, plan, topology),
             memory_bytes=memory.bytes,
-            sent=evenly_sent(traffic) if config.model.is_moe else traffic.by_axes,
-            most_sent=traffic.by_axes,
+            sent=evenly_sent(by_stages) if config.model.is_moe else by_stages.by_axes,
+            most_sent=by_stages.by_axes,
             prediction=prediction,
             untimed=untimed,
         )

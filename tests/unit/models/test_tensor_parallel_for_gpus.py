@@ -125,7 +125,7 @@ def test_parts_of_the_stream_travel_while_others_are_multiplied():
     assert modelled <= share_beside_products(program, plan) + 0.05
 
 
-def joint_plan(table, *, shares_head):
+def joint_plan(table, *, head):
     """Stages whose chunks have a layer each and whose passes of one tick are one branch."""
     placement = table.schedule.placement
     stages = placement.stages
@@ -136,10 +136,20 @@ def joint_plan(table, *, shares_head):
         4 * stages,
         sequence_parallel=True,
         remat="selective",
+        head=head,
         staged_layers=StagedLayers(
-            placement, (1,) * placement.chunks, stages if shares_head else 1
+            placement,
+            (1,) * placement.chunks,
+            1 if head == "last_stage" else stages,
+            shares_vocabulary=head == "vocabulary",
         ),
-        tick_program=TickProgram.of(table, branch_free=False, joint=True, shares_head=shares_head),
+        tick_program=TickProgram.of(
+            table,
+            branch_free=False,
+            joint=True,
+            shares_head=head != "last_stage",
+            shares_embedding=head == "vocabulary",
+        ),
     )
     return dataclasses.replace(plan, layout=plan.layout.changed(pipeline={"schedule": "1f1b"}))
 
@@ -147,7 +157,7 @@ def joint_plan(table, *, shares_head):
 @needs_cuda
 def test_a_forward_and_a_backward_in_one_tick_hide_what_either_sends():
     model = MODEL.replace(num_hidden_layers=2)
-    plan = joint_plan(tick_table("1f1b", Placement.linear(2), 8, [1]), shares_head=False)
+    plan = joint_plan(tick_table("1f1b", Placement.linear(2), 8, [1]), head="last_stage")
     # Of fourteen messages of a tick embedding and head, in branches of their own, have four.
     beside = share_beside_products(program_of(plan, model), plan) * 14 / 10
     assert beside > 0.75
@@ -162,12 +172,12 @@ def full_ticks(plan):
 
 
 @functools.cache
-def turned_step(stages=2, chunks_per_stage=1, sequences=1):
+def turned_step(stages=2, chunks_per_stage=1, sequences=1, head="positions"):
     """The program and the plan of stages that share a head, and turn a tick later."""
     placement = Placement.interleaved((stages,), chunks_per_stage)
     hops = (1,) * (placement.chunks - 1)
     order = paired_interleaved(placement, 4 * stages, hops, turn=1)
-    plan = joint_plan(in_ticks(order, hops, hops, Packing.TOGETHER), shares_head=True)
+    plan = joint_plan(in_ticks(order, hops, hops, Packing.TOGETHER), head=head)
     model = MODEL.replace(num_hidden_layers=placement.chunks)
     return program_of(plan, model, sequences=sequences), plan
 
@@ -204,8 +214,9 @@ def test_one_message_of_a_tick_waits_where_no_stage_is_idle():
 
 
 @needs_cuda
-def test_hops_travel_beside_gradients_of_weights_where_no_stage_is_idle():
-    program, plan = turned_step()
+@pytest.mark.parametrize("head", ["positions", "vocabulary"])
+def test_hops_travel_beside_gradients_of_weights_where_no_stage_is_idle(head):
+    program, plan = turned_step(head=head)
     hops = [
         each
         for each in flights(program, plan.mesh)
