@@ -16,6 +16,7 @@ import jax
 from geojax.hlo import Traffic
 from geojax.models import AnyModel, parameter_kinds
 from geojax.optim import OptimizerSettings, learning_rate_schedule, make_optimizer
+from geojax.pipeline.execution.ring_pool import residual_rows
 from geojax.planner.memory_phases import (
     GradientBytes,
     StepMemory,
@@ -63,14 +64,18 @@ def step_memory(
     if staged is None or program is None:
         phases = phases_of_step(plan.layout, model.num_stacked_layers, pieces, gradients)
     else:
-        in_flight = program.ticks.schedule.most_held(staged.layers_per_chunk, pieces.held)
+        schedule, of_chunks = program.ticks.schedule, staged.layers_per_chunk
+        if schedule.split_backward:
+            activations = max(schedule.most_held(of_chunks, pieces.held))
+        else:
+            activations = residual_rows(program, of_chunks) * pieces.held.before_backward
         layers = len(staged.layers_of_stage[0])
         phases = phases_of_stage(
             layers,
-            max(in_flight),
+            activations,
             pieces,
             gradients,
-            holds_chunks=program.holds_chunks(staged.layers_per_chunk),
+            holds_chunks=program.holds_chunks(of_chunks),
             adds_in_products=adds_in_products(model, plan.policy, staged.placement.stages),
         )
     return StepMemory.of(state, phases)

@@ -256,7 +256,7 @@ def phases_of_stage(
     passes = {
         "gathered weights": weights,
         "gradients": sums,
-        "activations": activations + pieces.embedding_held,
+        "activations": activations,  # the embedding is computed again
     }
     return {
         "head": passes | {"head and loss": pieces.head},

@@ -124,6 +124,12 @@ class RingRows:
         return cls(of_kind, tuple(counts), behind)
 
 
+def residual_rows(program: TickProgram, layers_per_chunk: Sequence[int]) -> int:
+    """Return the rows of a ring of residuals, of whole backwards; arguments as `RingRows.of`."""
+    (rows,) = RingRows.of(program, RingPool.of([None], None, frozenset()), layers_per_chunk).counts
+    return rows
+
+
 class _RingInterval(NamedTuple):
     """Values of one chunk's layers that lie in a ring from one moment to another, both included."""
 
