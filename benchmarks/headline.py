@@ -48,8 +48,20 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 FP8 = "fp8-current"
 COMPRESSION = "bf16"
 """Format of gradients on the link, as in the published layout."""
-HEADS = ("last_stage", "positions", "vocabulary")
-"""Each `pipeline.head`, compared in the layouts of `COMPILED`."""
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{
+        f"pipeline.head: {head}": {"pipeline": {"head": head}}
+        for head in ("last_stage", "positions", "vocabulary")
+    },
+    **{
+        f"gradients in {wire}, overlap_scatter: {scatter}": {
+            "communication": {"gradient_compression": wire, "overlap_scatter": scatter}
+        }
+        for wire in ("bf16", "int8")
+        for scatter in (True, False)
+    },
+}
+"""Settings that are compared in the layouts of `COMPILED`."""
 SLOWER = 0.1
 """Share by which products may be slower beside messages."""
 COMPILED = ("published", "fastest")
@@ -122,15 +134,25 @@ def topology_of(run: Run) -> Topology:
     return topology.model_copy(update={"sites": sites})
 
 
+def timed(
+    title: str,
+    model: ModelConfig,
+    topology: Topology,
+    layout: LayoutCandidate,
+    execution: Execution = GEOJAX,
+) -> Column:
+    def step(layout: LayoutCandidate, topology: Topology) -> Prediction:
+        return predict(model, layout, topology, calibration=Calibration(), execution=execution)
+
+    return Column(title, step(layout, topology), one_site_efficiency(layout, topology, step))
+
+
 def columns(name: str, run: Run) -> Iterator[Column]:
     """Yield the programs of a run, those in the published layout first."""
     model, topology = ModelConfig.load(name), topology_of(run)
 
     def column(title: str, layout: LayoutCandidate, execution: Execution = GEOJAX) -> Column:
-        def step(layout: LayoutCandidate, topology: Topology) -> Prediction:
-            return predict(model, layout, topology, calibration=Calibration(), execution=execution)
-
-        return Column(title, step(layout, topology), one_site_efficiency(layout, topology, step))
+        return timed(title, model, topology, layout, execution)
 
     if run.config is not None:
         config = RunConfig.load(CONFIGS / f"{run.config}.yaml")
@@ -189,14 +211,29 @@ def table(made: list[Column]) -> Table:
     return result
 
 
-def head_forms(name: str, run: Run, column: Column) -> dict[str, dict[str, float]]:
-    """The step and the memory of a column's layout with each `pipeline.head`."""
-    model, topology, made = ModelConfig.load(name), topology_of(run), {}
-    for head in HEADS:
-        layout = column.prediction.layout.changed(pipeline={"head": head})
-        of_form = predict(model, layout, topology, calibration=Calibration())
-        made[head] = {"seconds": of_form.step_seconds, "memory_bytes": of_form.memory_bytes}
-    return made
+def variants(name: str, run: Run, column: Column) -> list[Column]:
+    """The layout of a column with other settings."""
+    model, topology, layout = ModelConfig.load(name), topology_of(run), column.prediction.layout
+    return [
+        timed(title, model, topology, layout.changed(**changes))
+        for title, changes in VARIANTS.items()
+    ]
+
+
+def show_variants(column: Column, found: list[Column], console: Console) -> None:
+    result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in (f"{column.title}, with", "step", "MFU", "of one site", "memory, GB"):
+        result.add_column(title, justify="right" if result.columns else "left")
+    for each in found:
+        made = each.prediction
+        result.add_row(
+            each.title,
+            f"{made.step_seconds:.2f}",
+            f"{made.model_flops_utilization or 0:.1%}",
+            f"{each.of_one_site:.1%}",
+            f"{made.memory_bytes / 1e9:.1f}",
+        )
+    console.print(result)
 
 
 def compiled(run: Run, layout: LayoutCandidate) -> dict[str, Any]:
@@ -255,13 +292,9 @@ def main() -> None:
                 f"tokens/s over NVIDIA's program in the published layout: {theirs / ours:.3f}"
             )
             for column in (each for each in made if each.title in COMPILED):
-                forms = head_forms(name, run, column)
-                entry.setdefault("head", {})[column.title] = forms
-                cells = (
-                    f"{head} {of['seconds']:.2f} s, {of['memory_bytes'] / 1e9:.1f} GB"
-                    for head, of in forms.items()
-                )
-                console.print(f"pipeline.head, {column.title}: {'; '.join(cells)}")
+                found = variants(name, run, column)
+                entry.setdefault("variants", {})[column.title] = [each.to_json() for each in found]
+                show_variants(column, found, console)
         if arguments.compile and run.config is not None:
             entry["compiled"] = {}
             for column in made:
