@@ -121,8 +121,8 @@ def spread(name):
     whole = parameters()
     partitions = jax.tree.map(lambda _: Partition(), whole)
     if cutting == "tensor":
-        partitions["embedding"]["tokens"] = Partition({0: "tensor"})
-        partitions["layers"]["kernel"] = Partition({1: "tensor"})
+        partitions["embedding"]["tokens"] = Partition({0: ("tensor",)})
+        partitions["layers"]["kernel"] = Partition({1: ("tensor",)})
     held = stage_assignments(stage_axes, len(rows), rows)
     return mesh, whole, leaf_layouts.parameter_layouts(whole, mesh, partitions, stages=held)
 
