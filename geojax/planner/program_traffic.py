@@ -51,7 +51,7 @@ _AXES = ("axes", "axis_name")
 class _Place:
     """The place of equations in a program: their scopes, loops and branches."""
 
-    scopes: tuple[str, ...] = ()
+    around: tuple[str, ...] = ()
     executions: int = 1
     in_loop: bool = False
     at_least: bool = False
@@ -89,8 +89,8 @@ class _CollectiveWalk:
     def _of_equation(self, equation: Any, place: _Place) -> Iterator[Collective]:
         name = equation.primitive.name
         own = re.split("[/()]", str(equation.source_info.name_stack))
-        scopes = (*place.scopes, *(scope for scope in own if scope), name)
-        inside = dataclasses.replace(place, scopes=scopes)
+        scopes = (*place.around, *(scope for scope in own if scope), name)
+        inside = dataclasses.replace(place, around=scopes)
         axes = self._axes(equation)
         if name in _KINDS:
             for crossed, ranks, senders in self._crossed(equation, axes):

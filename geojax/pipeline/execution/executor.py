@@ -24,7 +24,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ import numpy as np
 from jax import lax
 
 from geojax.collectives import after, barrier
-from geojax.collectives.axes import typed_like, vary_over, varying_axes, zero_after, zeros_of
+from geojax.collectives.axes import typed_like, vary_over, zero_after, zeros_of
 from geojax.collectives.order import held_until
 from geojax.models.chunk.chunk import Microbatch, ModelFunctions
 from geojax.models.chunk.layer_io import layer_slice
@@ -41,6 +41,7 @@ from geojax.models.frozen import trained_part
 from geojax.pipeline.execution.early_parts import EarlyParts, EarlyReduction
 from geojax.pipeline.execution.late_chunks import LateChunks
 from geojax.pipeline.execution.late_products import with_late_products
+from geojax.pipeline.execution.model_ends import ModelEnds, TickRow
 from geojax.pipeline.execution.ready_parts import Part
 from geojax.pipeline.execution.ring_buffers import get, nan_of, put
 from geojax.pipeline.execution.ring_pool import RingRows
@@ -57,12 +58,6 @@ from geojax.pipeline.execution.tick_program import (
     TickProgram,
 )
 from geojax.pipeline.schedule import Kind
-
-Tree = TypeVar("Tree")
-
-TickRow = dict[str, jax.Array]
-"""One tick's entries for a stage, int32: scalars (see `TickProgram.columns`), and for each kind k
-of action `k.rows` [layers of a chunk, columns] (see `RingRows`)."""
 
 
 class _State(NamedTuple):
@@ -149,7 +144,7 @@ class _Run:
         self._axes, self._sum_dtype = executor.axes, executor.sum_dtype
         self._adds_in_products = executor.adds_in_products
         weights, self._zero = zero_after(weights)
-        self._weights, self._microbatches = weights, microbatches
+        self._weights = weights
         self._stage = lax.axis_index(self._axes)
         schedule = self._program.ticks.schedule
         self._placement = schedule.placement
@@ -160,7 +155,7 @@ class _Run:
         self._layers = StageChunks(
             executor.functions,
             weights,
-            self._microbatch(self._stage * 0),
+            layer_slice(microbatches, self._stage * 0),
             self._stage,
             executor.axes,
             self._placement,
@@ -168,16 +163,15 @@ class _Run:
             split=schedule.split_backward,
         )
         self._layers_per_chunk = layers_per_chunk
-        self._shared_head = executor.shared_ends
-        assert self._program.shares_head == (self._shared_head is not None), (
-            "program and stages must have the same head"
-        )
-        shared = self._shared_head
-        self._shared_embedding = shared if isinstance(shared, SharedVocabulary) else None
-        assert self._program.shares_embedding == (self._shared_embedding is not None), (
-            "program and stages must have the same embedding"
-        )
         self._stream = self._layers.stream
+        self._ends = ModelEnds(
+            executor.functions,
+            self._program,
+            executor.shared_ends,
+            weights,
+            microbatches,
+            self._stream,
+        )
 
     @functools.cached_property
     def _rows(self) -> RingRows:
@@ -199,8 +193,9 @@ class _Run:
                 state, done = state._replace(loss=token), tick
             state = run._run_ticks(ticks, state, done, end)
             exchanged, state = parts.finish(state)
-        if self._shared_embedding is not None:
-            state = run._embed_last(state)
+        if self._ends.shares_embedding:
+            first = self._ends.embed_last(state.made["B"], state.loss, state.sums.first)
+            state = state._replace(sums=state.sums._replace(first=first))
         if _held_sums(state):
             layers = state.held["B"].put_back(state.sums.layers)
             state = state._replace(sums=state.sums._replace(layers=layers))
@@ -284,7 +279,7 @@ class _Run:
         channels = enumerate(self._program.channels)
         numbers = tuple(n for n, channel in channels if channel.kind is Kind.FORWARD)
         kinds = (Kind.FORWARD,)
-        embeds = kinds if self._shared_embedding is not None else ()
+        embeds = kinds if self._ends.shares_embedding else ()
         form = TickForm(kinds, numbers, head=False, embeds=embeds)
         state = self._start()
         state = state._replace(rings=[], balance=None, sums=StageWeights({}, {}, {}), held={})
@@ -300,19 +295,9 @@ class _Run:
     ) -> tuple[_State, dict[str, jax.Array]]:
         """Run a chunk forwards and keep nothing, and after the last one the head."""
         visit, tick_row = self._begin(Kind.FORWARD, tick_row, [state.loss, *arrived])
-        x = self._first_stream(state.inputs, tick_row, visit.batch)
+        x = self._ends.first_stream(state.inputs, tick_row, visit.batch)
         x = self._layers.forward_only(x, visit)
-        head, batch, runs_head = self._functions.head, visit.batch, tick_row["F.last"] == 1
-        if self._shared_head is not None:
-            head, number = self._shared_head.loss, tick_row["head.of_forward"]
-            batch, runs_head = self._microbatch(after(number, x)), number != NOTHING
-        loss = lax.cond(
-            runs_head,
-            lambda x, loss: typed_like(loss + head(self._weights.last, x, batch), loss),
-            lambda x, loss: loss,
-            x,
-            state.loss,
-        )
+        loss = self._ends.loss(x, state.loss, tick_row, visit.batch)
         inputs = self._for_next_chunk(state.inputs, x, tick_row)
         return state._replace(inputs=inputs, loss=loss), {"F": self._layers.typed(x)}
 
@@ -322,25 +307,9 @@ class _Run:
             return inputs
         return put(inputs, x, jnp.where(tick_row["F.last"] == 1, NOTHING, tick_row["F.output"]))
 
-    def _first_stream(
-        self, inputs: jax.Array, tick_row: TickRow, microbatch: Microbatch
-    ) -> jax.Array:
-        """Return the stream before a chunk: embedded, or arrived."""
-        if self._shared_embedding is not None:
-            return get(inputs, tick_row["F.input"])
-        return lax.cond(
-            tick_row["F.first"] == 1,
-            lambda: self._layers.typed(self._embedded(microbatch)),
-            lambda: get(inputs, tick_row["F.input"]),
-        )
-
-    @jax.named_scope("embedding")
-    def _embedded(self, microbatch: Microbatch) -> jax.Array:
-        return self._functions.embed(self._weights.first, microbatch)
-
     def _start(self) -> _State:
         slots = self._program.slots
-        microbatch = jax.eval_shape(self._microbatch, self._stage)
+        microbatch = jax.eval_shape(self._ends.microbatch, self._stage)
         loss = jax.eval_shape(self._functions.head, self._weights.last, self._stream, microbatch)
         balance = None
         if self._layers.balance is not None:
@@ -348,7 +317,7 @@ class _Run:
             balance = jax.eval_shape(self._functions.balance, self._layers.balance, microbatch)
         rings = zip(self._layers.pool.rings, self._rows.counts, strict=True)
         kept = {channel.kind.value for channel in self._program.channels if channel.delayed}
-        if self._shared_embedding is not None:
+        if self._ends.shares_embedding:
             kept.add(Kind.BACKWARD.value)
         axes, zero = frozenset(self._axes), self._zero
         sums = zeros_of(trained_part(self._weights), dtype=self._sum_dtype, zero=zero)
@@ -384,9 +353,19 @@ class _Run:
             if channels[number].delayed
         }
         if Kind.BACKWARD in form.embeds:
-            state = self._embed_backwards(tick_row, [state.loss, *arrived.values()], state)
+            loss, first = self._ends.embed_backwards(
+                tick_row,
+                [state.loss, *arrived.values()],
+                state.made["B"],
+                state.loss,
+                state.sums.first,
+            )
+            state = state._replace(loss=loss, sums=state.sums._replace(first=first))
         if Kind.FORWARD in form.embeds:
-            state = self._embed_forwards(tick_row, [state.loss, *arrived.values()], state)
+            inputs, loss = self._ends.embed_forwards(
+                tick_row, [state.loss, *arrived.values()], state.inputs, state.loss
+            )
+            state = state._replace(inputs=inputs, loss=loss)
         state, made = passes(form, state, tick_row, list(arrived.values()))
         if Kind.WEIGHT in form.kinds:
             state = self._weight_gradients(
@@ -507,7 +486,7 @@ class _Run:
 
         @jax.named_scope(SCOPE_OF[Kind.FORWARD])
         def do(state: _State) -> tuple[_State, jax.Array]:
-            x = self._first_stream(state.inputs, tick_row, visit.batch)
+            x = self._ends.first_stream(state.inputs, tick_row, visit.batch)
             # Layers gather the documents' numbers, which do not need the stream.
             batch, context = after((visit.batch, visit.context), x)
             rows = self._layers.unkept_rows if self._rows.behind else visit.rows
@@ -539,9 +518,9 @@ class _Run:
             arrived = get(state.cotangents, tick_row["B.input"])
             is_last = valid & (tick_row["B.last"] == 1)
             cotangent, loss, last = arrived, state.loss, state.sums.last
-            if self._shared_head is None:
+            if not self._ends.shares_head:
                 cotangent, loss, last = lax.cond(
-                    is_last, self._head, lambda x, loss, sums, _: (x, loss, sums),
+                    is_last, self._ends.head, lambda x, loss, sums, _: (x, loss, sums),
                     arrived, loss, last, visit.batch,
                 )  # fmt: skip
             rings, layers = state.rings if read is None else read.rings, state.sums.layers
@@ -552,10 +531,10 @@ class _Run:
                 only_if = valid if self._program.branch_free else None
                 cotangent, layers = self._layers.backward(cotangent, rings, visit, layers, only_if)
             first = state.sums.first
-            if self._shared_embedding is None:
+            if not self._ends.shares_embedding:
                 is_first = valid & (tick_row["B.first"] == 1)
                 first = lax.cond(
-                    is_first, self._embed_gradients, lambda x, sums, _: sums,
+                    is_first, self._ends.embed_gradients, lambda x, sums, _: sums,
                     cotangent, first, visit.batch,
                 )  # fmt: skip
                 # Nothing reads these sums soon, and what waits for the tick must wait for them too.
@@ -569,92 +548,12 @@ class _Run:
 
         return valid, do
 
-    def _head(
-        self, x: jax.Array, loss: jax.Array, sums: Any, microbatch: Microbatch
-    ) -> tuple[jax.Array, jax.Array, Any]:
-        """Run the head forwards and backwards: the cotangent of its input `x`, and all sums."""
-        head = self._functions if self._shared_head is None else self._shared_head
-        made = head.head_gradients(self._weights.last, x, microbatch)
-        loss = typed_like(loss + made.loss, loss)
-        return self._layers.typed(made.x), loss, _add(sums, made.weights)
-
     def _run_shared_head(self, tick_row: TickRow, before: list[jax.Array], state: _State) -> _State:
-        """Run the head that stages share, in a tick that has one; all of them take the branch.
-
-        It reads the stream where the last stage's backward will, and leaves the cotangent there.
-        """
-        tick_row = functools.reduce(after, before, tick_row)
-        microbatch = self._microbatch(tick_row["head.microbatch"])
-
-        def do(state: _State) -> _State:
-            slot, sums = tick_row["head.slot"], state.sums
-            x = get(state.cotangents, slot)
-            x, loss, last = self._head(x, state.loss, sums.last, microbatch)
-            loss = functools.reduce(after, [x, *jax.tree.leaves(last)], loss)
-            cotangents = put(state.cotangents, x, slot)
-            sums = sums._replace(last=last)
-            return state._replace(cotangents=cotangents, loss=loss, sums=sums)
-
-        if self._program.branch_free:
-            return do(state)
-        return lax.cond(tick_row["head.microbatch"] != NOTHING, do, lambda state: state, state)
-
-    @jax.named_scope(SCOPE_OF[Kind.FORWARD])
-    def _embed_forwards(self, tick_row: TickRow, before: list[jax.Array], state: _State) -> _State:
-        """Embed with the vocabulary that stages share, in a tick whose forward needs it."""
-        shared, slot = self._shared_embedding, tick_row["embedding.slot"]
-        assert shared is not None, "stages must share the vocabulary"
-        number = functools.reduce(after, before, tick_row["embedding.F"])
-        microbatch = self._microbatch(number)
-        x = lax.cond(
-            number != NOTHING,
-            lambda: self._layers.typed(shared.embedded(self._weights.first, microbatch)),
-            lambda: zeros_of(self._stream),
+        cotangents, loss, last = self._ends.shared_head(
+            tick_row, before, state.cotangents, state.loss, state.sums.last
         )
-        return state._replace(inputs=put(state.inputs, x, slot), loss=after(state.loss, x))
-
-    @jax.named_scope(SCOPE_OF[Kind.BACKWARD])
-    def _embed_backwards(self, tick_row: TickRow, before: list[jax.Array], state: _State) -> _State:
-        """Add the gradients of the vocabulary that stages share, behind a tick that ended one."""
-        number = functools.reduce(after, before, tick_row["embedding.B"])
-        first = lax.cond(
-            number != NOTHING,
-            self._shared_embed_gradients,
-            lambda cotangent, sums, number: sums,
-            state.made["B"],
-            state.sums.first,
-            number,
-        )
-        loss = functools.reduce(after, jax.tree.leaves(first), state.loss)
-        return state._replace(loss=loss, sums=state.sums._replace(first=first))
-
-    def _shared_embed_gradients(self, cotangent: jax.Array, sums: Any, number: jax.Array) -> Any:
-        shared = self._shared_embedding
-        assert shared is not None, "stages must share the vocabulary"
-        of_all = self._layers.typed(shared.of_first_stage(cotangent))
-        return self._embed_gradients(of_all, sums, self._microbatch(number))
-
-    @jax.named_scope(SCOPE_OF[Kind.BACKWARD])
-    def _embed_last(self, state: _State) -> _State:
-        """Add the gradients of the vocabulary that stages share, if the last tick ended one."""
-        columns, stage = self._program.columns, self._placement.stage_of[0]
-        if columns["B.first"][-1, stage] != 1:
-            return state
-        last = jnp.int32(columns["B.microbatch"][-1, stage])
-        cotangent, number = after((state.made["B"], last), state.loss)
-        first = self._shared_embed_gradients(cotangent, state.sums.first, number)
-        return state._replace(sums=state.sums._replace(first=first))
-
-    @jax.named_scope("embedding")
-    def _embed_gradients(self, cotangent: jax.Array, sums: Any, microbatch: Microbatch) -> Any:
-        first = self._weights.first
-        if self._functions.embed_sums is not None:
-            added = self._functions.embed_sums(first, microbatch, cotangent, sums)
-            return jax.tree.map(typed_like, added, sums)
-        stream, residuals = self._functions.embed_forward(first, microbatch)
-        missing = varying_axes(cotangent) - varying_axes(stream)
-        assert not missing, f"a stream that varies over {missing} after the first layer, not before"
-        return _add(sums, self._functions.embed_gradients(first, residuals, cotangent, microbatch))
+        sums = state.sums._replace(last=last)
+        return state._replace(cotangents=cotangents, loss=loss, sums=sums)
 
     @jax.named_scope(SCOPE_OF[Kind.WEIGHT])
     def _weight_gradients(
@@ -680,14 +579,11 @@ class _Run:
         a branch: XLA would fuse its sines and masks into all that reads them there.
         """
         tick_row = functools.reduce(after, before, tick_row)
-        microbatch = self._microbatch(tick_row[f"{kind.value}.microbatch"])
+        microbatch = self._ends.microbatch(tick_row[f"{kind.value}.microbatch"])
         context = self._functions.context(microbatch)
         chunk, rows = tick_row[f"{kind.value}.chunk"], tick_row[f"{kind.value}.rows"]
         held = None if read is None else read.held.get(kind.value)
         return ChunkVisit(chunk, rows, microbatch, context, held), tick_row
-
-    def _microbatch(self, number: jax.Array) -> Microbatch:
-        return layer_slice(self._microbatches, jnp.maximum(number, 0))
 
     def _maybe(
         self, form: TickForm, valid: jax.Array, do: _Pass, state: _State
@@ -709,10 +605,3 @@ class _Run:
 def _held_sums(state: _State) -> Parameters:
     """Return the sums of the gradients of the chunk that goes backwards; empty: it has none."""
     return state.held["B"].sums if state.held else {}
-
-
-def _add(sums: Tree, gradient: Any) -> Tree:
-    def add(total: jax.Array, leaf: jax.Array) -> jax.Array:
-        return typed_like(total + leaf.astype(total.dtype), total)
-
-    return jax.tree.map(add, sums, gradient)
