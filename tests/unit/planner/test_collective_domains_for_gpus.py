@@ -82,7 +82,8 @@ def messages(options, *, own_stream, hosts_per_nvlink=1):
         jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=NamedSharding(mesh, spec))
         for shape, spec in zip(shapes, specs, strict=True)
     )
-    plan = types.SimpleNamespace(mesh=mesh, compiler_options=None, staged_layers=None)
+    no_pipeline = {"staged_layers": None, "tick_program": None}
+    plan = types.SimpleNamespace(mesh=mesh, compiler_options=None, **no_pipeline)
     traced = types.SimpleNamespace(platform=GPU, plan=plan, lowered=step.lower(*arguments))
     compiled = CompiledProgram.of(traced, options)
     made = {(",".join(each.axes), each.kind): each for each in compiled.messages(plan)}
