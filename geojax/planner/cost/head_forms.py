@@ -7,7 +7,7 @@ from geojax.planner.cost.layout import LayoutCandidate
 
 
 def open_head_forms(model: AnyModel, layout: LayoutCandidate) -> tuple[str, ...]:
-    """Return each `pipeline.head` that a layout leaves open, what holds least last."""
+    """Return each `pipeline.head` that a layout leaves open, "last_stage" first."""
     if layout.pipeline.head != "auto":
         return (layout.pipeline.head,)
     if (
@@ -27,6 +27,11 @@ def open_head_forms(model: AnyModel, layout: LayoutCandidate) -> tuple[str, ...]
     return ("last_stage", "positions", "vocabulary")
 
 
-def with_least_held(model: AnyModel, layout: LayoutCandidate) -> LayoutCandidate:
-    """Return the layout in the form in which a device holds least of embedding and head."""
-    return layout.changed(pipeline={"head": open_head_forms(model, layout)[-1]})
+def with_shared_vocabulary(model: AnyModel, layout: LayoutCandidate) -> LayoutCandidate:
+    """Return the layout with the least of embedding and head on a device, if it leaves that open.
+
+    Otherwise it is returned itself: other forms hold as much as one another.
+    """
+    if "vocabulary" not in open_head_forms(model, layout):
+        return layout
+    return layout.changed(pipeline={"head": "vocabulary"})

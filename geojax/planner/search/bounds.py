@@ -18,7 +18,7 @@ from geojax.collectives import wire_format
 from geojax.pipeline.registry import schedule_entry
 from geojax.planner.buckets import link_share
 from geojax.planner.cost.calibration import Calibration
-from geojax.planner.cost.head_forms import with_least_held
+from geojax.planner.cost.head_forms import with_shared_vocabulary
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import held_parameters
 from geojax.planner.cost.networks import SiteNetworks
@@ -72,7 +72,7 @@ class Bounds:
     def _after_backward(self, layout: LayoutCandidate) -> float:
         """Return the time of weights and gradients of a pipeline, which nothing in it hides."""
         model = self._request.model
-        held = held_parameters(model, with_least_held(model, layout))
+        held = held_parameters(model, with_shared_vocabulary(model, layout))
         group = max(
             (
                 SiteNetworks(site, layout.mesh_sizes, self._calibration).group(("data", "expert"))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from geojax.planner.cost.head_forms import with_least_held
+from geojax.planner.cost.head_forms import with_shared_vocabulary
 from geojax.planner.cost.layout import LayoutCandidate
 from geojax.planner.cost.memory import layout_memory
 from geojax.planner.memory_phases import StepMemory
@@ -61,9 +61,9 @@ def fitting(
                 break  # a lower ZeRO stage fits with as little to compute again
             layout = sharded.changed(remat=remat)
             room = least_room(request, layout)
-            if not room.fits:
-                layout = with_least_held(request.model, layout)
-                room = least_room(request, layout)
+            shared = layout if room.fits else with_shared_vocabulary(request.model, layout)
+            if shared is not layout and (of_shared := least_room(request, shared)).fits:
+                layout, room = shared, of_shared
             if not room.fits and not fits_in_parts(request, layout):
                 refused["memory"] += 1
                 continue
