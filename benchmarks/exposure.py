@@ -137,7 +137,7 @@ def exposed(
 
 
 def by_round_trip(config: RunConfig, plan: StepPlan, times: ComputeTimes) -> Table:
-    """Return what chunks expose that leave alone or together, for the goal's format and link."""
+    """Return what chunks expose that leave alone or together, for the usual format and link."""
     table = Table("round trip", "a chunk a message", "chosen", "chunks a message", "causal")
     name, terabits = USUAL
     plan = dataclasses.replace(plan, wire_format=wire_format(FORMATS[name]))

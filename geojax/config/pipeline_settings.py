@@ -55,9 +55,9 @@ class PipelineSettings(Settings):
     """Stages that run the head. "last_stage": the last one, for which the others wait. "positions":
     all of the last one's site, each for its share of every microbatch's positions. "vocabulary":
     all stages, each for its share of the vocabulary, with the table of tokens too: a device holds
-    as much less of both. Neither with islands or modules for later tokens; the latter in role
-    "data" alone. "auto": the fastest by the peaks of the accelerators, on GPUs; otherwise
-    "last_stage"."""
+    as much less of both. Neither with islands or modules for later tokens; "vocabulary" in role
+    "data" alone, and not for models of your own or first dense layers. "auto": the fastest by the
+    peaks of the accelerators, on GPUs; otherwise "last_stage"."""
 
     hop_ticks: Annotated[
         Annotated[int, pydantic.Field(ge=1, le=1024), NUMBER] | AUTO, UNLESS_AUTO

@@ -36,6 +36,14 @@ class StagedLayers:
     shares_vocabulary: bool = False
     """True if all stages hold parts of the tables of tokens and of the head's kernel."""
 
+    @classmethod
+    def of(
+        cls, layout: Layout, placement: Placement, layers_per_chunk: tuple[int, ...]
+    ) -> "StagedLayers":
+        """Return chunks on their stages, which share what the layout says."""
+        shares, vocabulary = layout.head_shares, layout.shares_vocabulary
+        return cls(placement, layers_per_chunk, shares, vocabulary)
+
     def __post_init__(self) -> None:
         assert len(self.layers_per_chunk) == self.placement.chunks, (
             "every chunk must have a number of layers"
@@ -98,12 +106,7 @@ def staged_layers(layout: Layout) -> StagedLayers | None:
     if layout.pipeline_stages == 1:
         return None
     assert layout.pipeline.layers is not None, "the layers of a resolved layout are known"
-    return StagedLayers(
-        placement_of(layout),
-        layout.pipeline.layers,
-        layout.head_shares,
-        layout.shares_vocabulary,
-    )
+    return StagedLayers.of(layout, placement_of(layout), layout.pipeline.layers)
 
 
 def stage_assignments(model: AnyModel, staged: StagedLayers, axes: Sequence[str]) -> Any:

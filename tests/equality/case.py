@@ -572,16 +572,19 @@ MORE = (
     # Passes that share a branch, where the last stage reads what its own tick made too.
     Case("gpt3", "1f1b", "2 stages", tensor="sequence", branches="joint", hop_ticks=2),
     Case("gemma", "interleaved", "2 replicas", tensor="tensor", branches="joint"),
-    # A head that stages share: in ticks that are joint otherwise, in the last of two sites, and
-    # without branches.
-    Case(
-        "gemma",
-        "interleaved",
-        "2 replicas",
-        tensor="sequence",
-        branches="joint",
-        head="positions",
-        layers="single",
+    # A head that stages share: in ticks that are joint otherwise, also by its vocabulary; in the
+    # last of two sites, and without branches.
+    *(
+        Case(
+            "gemma",
+            "interleaved",
+            "2 replicas",
+            tensor="sequence",
+            branches="joint",
+            head=head,
+            layers="single",
+        )
+        for head in ("positions", "vocabulary")
     ),
     # Four stages, whose products add to the sums of the chunk that they run.
     Case(
@@ -597,17 +600,8 @@ MORE = (
     Case(
         "gpt3", "branch_free", "2 replicas", rows="data", overlap="beside ticks", head="positions"
     ),
-    # A vocabulary that stages share: in joint ticks, beside parts that leave early, without
-    # branches and with state that sites share, and with a split backward and errors of the link.
-    Case(
-        "gemma",
-        "interleaved",
-        "2 replicas",
-        tensor="sequence",
-        branches="joint",
-        head="vocabulary",
-        layers="single",
-    ),
+    # A vocabulary that stages share: beside parts that leave early, without branches and with state
+    # that sites share, and with a split backward and errors of the link.
     Case(
         "gpt3",
         "interleaved",

@@ -42,9 +42,7 @@ def step_plan(layout: LayoutCandidate, work: ChunkWork) -> StepPlan:
     """
     staged = ticks = None
     if layout.pipeline_stages > 1:
-        staged = StagedLayers(
-            work.placement, work.layers, layout.head_shares, layout.shares_vocabulary
-        )
+        staged = StagedLayers.of(layout, work.placement, work.layers)
     if staged is not None and layout.mesh.dc > 1 and layout.dc.role == "data":
         ticks = small_program(layout, work.placement, work.chosen_by)
     crosses = layout.mesh.dc > 1 and layout.dc.role == "data"
