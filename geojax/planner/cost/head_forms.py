@@ -30,7 +30,7 @@ def open_head_forms(model: AnyModel, layout: LayoutCandidate) -> tuple[str, ...]
 def with_shared_vocabulary(model: AnyModel, layout: LayoutCandidate) -> LayoutCandidate:
     """Return the layout with the least of embedding and head on a device, if it leaves that open.
 
-    Otherwise it is returned itself: other forms hold as much as one another.
+    Otherwise it is returned itself: in other forms a device holds whole gradients of both.
     """
     if "vocabulary" not in open_head_forms(model, layout):
         return layout
