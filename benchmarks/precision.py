@@ -69,7 +69,7 @@ def finished(directory: Path, wanted: RunConfig) -> dict[str, Any] | None:
             raise UserError(
                 f"{directory} holds a run of other settings; remove it, or give other --runs"
             )
-    lines = read_metrics(directory / "metrics.jsonl")
+    lines = list(read_metrics(directory / "metrics.jsonl"))
     training = [line for line in lines if "loss" in line]
     validation = [
         (line["step"], value)

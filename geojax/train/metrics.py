@@ -3,7 +3,7 @@
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,10 @@ class MetricsWriter:
                 disk is a warning.)
         """
         self._path = directory.metrics_of(process)
-        kept = [line for line in read_metrics(self._path) if step and line["step"] <= step]
+        ends = (end for line, end in _lines(self._path) if step and line["step"] <= step)
+        kept = max(ends, default=0)
         self._directory, self._files, self._trackers = directory, files, trackers
-        self._lines = _Opened(functools.partial(_kept_lines, self._path, kept))
+        self._lines = _Opened(functools.partial(_shortened, self._path, kept))
         purged_from = step + 1 if step else None
         self._events = None
         if tensorboard:
@@ -71,7 +72,7 @@ class MetricsWriter:
     def open_again(self, config: Mapping[str, Any]) -> None:
         """Begin new files, with the run's `config`, where its directory has been made again."""
         directory = self._directory
-        self._lines = _Opened(functools.partial(_kept_lines, self._path, ()))
+        self._lines = _Opened(functools.partial(_shortened, self._path, 0))
         if self._events is not None:
             self._events = _Opened(functools.partial(_point_file, directory.tensorboard, None))
         if self._trackers is not None:
@@ -113,11 +114,10 @@ class _Opened:
         self.open().append(record)
 
 
-def _kept_lines(jsonl: Path, kept: Sequence[Mapping[str, Any]]) -> AppendedFile:
-    """Write the lines that a resumed run keeps, in place of all that the file holds."""
-    temporary = jsonl.with_suffix(".partial")
-    temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    temporary.replace(jsonl)
+def _shortened(jsonl: Path, kept: int) -> AppendedFile:
+    """Cut a file of lines off behind the bytes that a resumed run keeps."""
+    with jsonl.open("ab") as file:
+        file.truncate(kept)
     return AppendedFile(jsonl)
 
 
@@ -126,26 +126,37 @@ def _point_file(folder: Path, purged_from: int | None) -> AppendedFile:
     return event_file(folder, purged_from)
 
 
-def read_metrics(jsonl: Path) -> list[dict[str, Any]]:
-    """Read the lines of a `metrics.jsonl`, without a last line that a crash cut off.
+def read_metrics(jsonl: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a `metrics.jsonl`, without a last line that a crash cut off.
 
     Raises:
         UserError: another line is no metrics of a step.
     """
+    for values, _ in _lines(jsonl):
+        yield values
+
+
+def _lines(jsonl: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each line, and the bytes of the file up to its end.
+
+    A run of a million steps has a gigabyte of lines: one of them at a time is in memory.
+    """
     if not jsonl.exists():
-        return []
-    lines = []
-    texts = jsonl.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, text in enumerate(texts, start=1):
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            line = None
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            lines.append(line)
-        elif number < len(texts):
-            raise UserError(
-                f"{jsonl}:{number}: is no line of metrics; move the file away, and the run begins "
-                "a new one"
-            )
-    return lines
+        return
+    damaged, end = None, 0
+    with jsonl.open("rb") as file:
+        for number, text in enumerate(file, start=1):
+            if damaged is not None:
+                raise UserError(
+                    f"{jsonl}:{damaged}: is no line of metrics; move the file away, and the run "
+                    "begins a new one"
+                )
+            end += len(text)
+            try:
+                line = json.loads(text)
+            except (ValueError, RecursionError):
+                line = None
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
+                yield line, end
+            else:
+                damaged = number

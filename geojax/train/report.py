@@ -106,23 +106,20 @@ def draw_loss_curve(metrics: Path, image: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    lines = read_metrics(metrics)
-    training = [(line["step"], line["loss"]) for line in lines if line.get("loss") is not None]
+    training, validation = [], collections.defaultdict(list)
+    for line in read_metrics(metrics):
+        if line.get("loss") is not None:
+            training.append((line["step"], line["loss"]))
+        for name, value in line.items():
+            if name.startswith("validation/") and value is not None:
+                validation[name].append((line["step"], value))
     figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=120, layout="constrained")
     if training:
         steps, losses = zip(*training, strict=True)
         axes.plot(steps, losses, color="#9bb8d3", linewidth=0.8, label="training")
         axes.plot(steps, smooth(losses), color="#1f5a94", linewidth=1.8, label="training, smoothed")
-    names = sorted(
-        {
-            name
-            for line in lines
-            for name, value in line.items()
-            if name.startswith("validation/") and value is not None
-        }
-    )
-    for name, color in zip(names, ("#d1495b", "#edae49", "#66a182", "#6d597a"), strict=False):
-        points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
+    colors = ("#d1495b", "#edae49", "#66a182", "#6d597a")
+    for (name, points), color in zip(sorted(validation.items()), colors, strict=False):
         label = f"{name.replace('/', ' ')}, at last {points[-1][1]:.3f}"
         axes.plot(*zip(*points, strict=True), "o-", color=color, markersize=5, label=label)
     axes.set(xlabel="step", ylabel="cross-entropy (nats per token)")

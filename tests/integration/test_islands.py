@@ -140,7 +140,7 @@ def test_sites_of_two_processes_train_alike(processes, trained, tmp_path, exact_
     assert losses(tmp_path / "run" / "east") == losses(tmp_path / "run" / "west")
     assert_as_near(losses(tmp_path / "run" / "west"), losses(run / "west"), exact_losses)
     for site, other in zip(SITES, SITES[::-1], strict=True):
-        steps = read_metrics(tmp_path / "run" / site / "metrics.jsonl")
+        steps = list(read_metrics(tmp_path / "run" / site / "metrics.jsonl"))
         assert any(f"site/{other}/loss" in step for step in steps)
 
 
@@ -243,7 +243,7 @@ def test_each_site_draws_the_stages_of_all(stages):
 
 
 def link_bytes(run, site, other):
-    lines = read_metrics(run / site / "metrics.jsonl")
+    lines = list(read_metrics(run / site / "metrics.jsonl"))
     figures = [f"link/{other}/{way}_bytes" for way in ("sent", "received")]
     return {tuple(line[each] for each in figures) for line in lines if "loss" in line}
 

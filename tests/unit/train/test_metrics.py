@@ -3,6 +3,8 @@ import errno
 import json
 import os
 import shutil
+import tracemalloc
+from pathlib import Path
 
 import pytest
 
@@ -29,10 +31,22 @@ def test_a_resumed_run_continues_the_file_and_each_step_stands_once(tmp_path):
         file.write('{"step": 6, "lo')  # cut off by a kill
     with metrics_of(directory, 3) as writer:
         writer.write(4, {"loss": 40.0})
-    lines = read_metrics(directory.metrics)
+    lines = list(read_metrics(directory.metrics))
     assert [(line["step"], line["loss"]) for line in lines] == [(1, 1), (2, 2), (3, 3), (4, 40)]
     assert all(json.loads(text) for text in directory.metrics.read_text().splitlines())
     assert any(directory.tensorboard.iterdir())
+
+
+def test_a_resumed_run_holds_none_of_the_lines_that_it_has_read(tmp_path):
+    directory = RunDirectory(tmp_path)
+    text = json.dumps({"step": 1, **{f"figure {number}": 0.1 for number in range(40)}}) + "\n"
+    directory.metrics.write_text(20_000 * text)
+    tracemalloc.start()
+    with metrics_of(directory, 1):
+        _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1e6 < len(text) * 20_000
+    assert directory.metrics.read_text() == 20_000 * text
 
 
 def test_the_curve_is_drawn_from_what_is_there(tmp_path):
@@ -72,16 +86,21 @@ def test_metrics_go_on_where_the_directory_was_made_again(tmp_path):
             assert directory.make_again_if_removed()
             writer.open_again({"steps": 9})
             writer.write(2, {"loss": 2.0})
-        assert read_metrics(directory.metrics) == [{"step": 2, "loss": 2.0}]
+        assert list(read_metrics(directory.metrics)) == [{"step": 2, "loss": 2.0}]
         assert directory.config.read_text() == "steps: 9\n"
         assert any(directory.tensorboard.iterdir())
 
 
 def failing(monkeypatch, error):
-    def fail(*arguments, **options):
+    """Let no file be opened to be written."""
+    opened = Path.open
+
+    def fail(path, mode="r", *arguments, **options):
+        if mode.startswith("r"):
+            return opened(path, mode, *arguments, **options)
         raise OSError(error, os.strerror(error))
 
-    monkeypatch.setattr("geojax.train.metrics.Path.write_text", fail)
+    monkeypatch.setattr("geojax.train.metrics.Path.open", fail)
 
 
 def test_a_full_disk_at_the_start_is_a_warning_and_the_file_is_opened_later(tmp_path, monkeypatch):
@@ -115,5 +134,5 @@ def test_each_process_may_have_a_file_of_its_own(tmp_path):
             MetricsWriter(directory, 0, files, process=process, tensorboard=False).write(
                 1, {"loss": process}
             )
-    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": 0}]
-    assert read_metrics(tmp_path / "metrics.process-3.jsonl") == [{"step": 1, "loss": 3}]
+    assert list(read_metrics(tmp_path / "metrics.jsonl")) == [{"step": 1, "loss": 0}]
+    assert list(read_metrics(tmp_path / "metrics.process-3.jsonl")) == [{"step": 1, "loss": 3}]
