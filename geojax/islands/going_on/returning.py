@@ -109,7 +109,10 @@ def catch_up(
 def _follow(
     membership: SiteMembership, programs: SitePrograms, state: TrainState
 ) -> tuple[int, TrainState] | None:
-    """Do the work that has come; return its step and the state after it, None if there is none."""
+    """Do the work that has come; return its step and the state after it, None if there is none.
+
+    The devices have done it then: from its admission on, the others wait for this site.
+    """
     if (work := membership.followed_work()) is None:
         return None
     action, values = work
@@ -117,4 +120,4 @@ def _follow(
         own = {"error_feedback": state.error_feedback, "frozen": state.frozen}
         return action.step, dataclasses.replace(values, **own)
     followed, _ = programs.update(state, values)
-    return action.step, followed
+    return action.step, jax.block_until_ready(followed)

@@ -1,5 +1,7 @@
 """A site that died returns to the run at a boundary of a step, with the same bits."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,8 +10,9 @@ from support.mortal_islands import NAMES, TAKEN, Death, assert_same
 
 from geojax.errors import RunError
 from geojax.islands.going_on import deciding_process
-from geojax.islands.going_on.returning import rehearse
+from geojax.islands.going_on.returning import catch_up, rehearse
 from geojax.islands.walk import Walk
+from geojax.membership.events import ApplySums
 from geojax.transport.mute import mute
 
 STEPS = 40
@@ -59,6 +62,45 @@ def test_a_site_of_two_processes_returns_as_one(process, processes, islands, und
     assert 2 < run.returned_at[0] < STEPS
     assert_same(run, undisturbed)
     run.assert_processes_agree()
+
+
+class OneSumArrived:
+    """The membership of a site that returns, and is admitted after the sums of one step."""
+
+    def __init__(self):
+        self.works = [(ApplySums(7, 1, 0), jnp.ones((256, 256)))]
+
+    def be_admitted(self):
+        pass
+
+    def end_return(self):
+        return not self.works
+
+    def followed_work(self):
+        return self.works.pop()
+
+
+def test_devices_have_done_a_step_before_a_site_that_returns_asks_for_the_next():
+    @jax.jit
+    def update(state, sums):
+        """Take a tenth of a second or more."""
+        return jax.lax.fori_loop(0, 300, lambda _, product: product @ sums, state)
+
+    zeros = jnp.zeros((256, 256))
+    made, was_ready = [], []
+
+    def update_later(state, sums):
+        made.append(update(state, sums))
+        assert not made[-1].is_ready()
+        return made[-1], None
+
+    catch_up(
+        OneSumArrived(),
+        types.SimpleNamespace(update=update_later),
+        zeros,
+        lambda step: was_ready.append((step, made[0].is_ready())),
+    )
+    assert was_ready == [(7, True)]
 
 
 def test_a_step_after_a_rehearsal_finds_its_programs_at_once(islands):
