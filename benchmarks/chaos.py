@@ -5,6 +5,7 @@
     python benchmarks/chaos.py --kinds kill pause --faults 4
     python benchmarks/chaos.py --processes-per-site 1 2 1
     python benchmarks/chaos.py --within 25 --faults 10
+    python benchmarks/chaos.py --averages 77 --megabits 18
     python benchmarks/chaos.py config.yaml --hosts east=east1 mid=me@mid1 west=west1
 
 Three sites on this machine train, each in a network namespace behind a router of its own and in a
@@ -24,6 +25,9 @@ ten seconds to start again, so the steps of the small model are as long. The nex
 first step of a site that has returned, and no loss may differ by a bit. The bounds of seconds are
 printed and not held: they are those of short steps.
 
+With `--averages` a site's state is larger, and takes many steps to cross. AdamW's alone is three
+times as large as the sums of a step.
+
 With `--hosts` the run is one that goes on already, on hosts of its own, and the config is its. The
 command kills and stops the first process of a site by ssh, and touches nothing else. It finds that
 process by the lock of the site's run directory, which this machine must be able to read.
@@ -39,6 +43,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import sys
 import tempfile
 import time
@@ -78,7 +83,7 @@ from support.small_runs import losses, prepare_corpus, write_config
 
 from geojax.config.run_config import RunConfig
 from geojax.errors import UserError
-from geojax.run_paths import METRICS
+from geojax.run_paths import EVENTS, METRICS
 
 RESULTS = Path(__file__).parent / "results"
 LEASE_SECONDS = 8.0
@@ -181,12 +186,21 @@ def parsed() -> argparse.Namespace:
         help="one number for all sites, or one for each; one of a site's is struck",
     )
     parser.add_argument("--megabits", type=float, default=MEGABITS, help="rate of a site, a second")
+    parser.add_argument(
+        "--averages",
+        type=int,
+        default=0,
+        metavar="N",
+        help="averages of gradients in the state, which cross to a site that returns",
+    )
     parser.add_argument("--output", type=Path, help="JSON to write; default: with the results")
     parser.add_argument("--folder", type=Path, help="keeps logs and metrics; default: none")
     parser.add_argument(
         "--kinds", nargs="+", choices=list(KINDS), metavar="KIND", help=", ".join(KINDS)
     )
     options = parser.parse_args()
+    if options.averages and (options.averages < 0 or max(options.processes_per_site) > 1):
+        parser.error("--averages must be positive, and is for sites of one process")
     if min(options.faults, *options.processes_per_site) < 1:
         parser.error("--faults and --processes-per-site must be at least 1")
     if len(options.processes_per_site) == 1:
@@ -296,7 +310,16 @@ def small_sites(
         checked, processes = RunConfig.load(config), options.processes_per_site
         interval, devices = checked.checkpoint.interval, checked.simulate_devices or 1
         run = SupervisedRun(
-            folder, config, disks, network, groups, LEASE_SECONDS, interval, processes, devices
+            folder,
+            config,
+            disks,
+            network,
+            groups,
+            LEASE_SECONDS,
+            interval,
+            processes,
+            devices,
+            options.averages,
         )
         yield stack.enter_context(started(run))
 
@@ -369,6 +392,10 @@ def on_this_machine(options: argparse.Namespace, say: Callable[[Any], None]) -> 
         config = chaos_config(folder, options)
         with small_sites(folder, config, options, say) as run:
             course = put_in(run, faults, options, say)
+            for name, written in zip(run.sites, run.written, strict=True):
+                for file in (METRICS, EVENTS):  # the sites' disks are about to go
+                    if (written / file).exists():
+                        shutil.copy(written / file, folder / f"{name}-{file}")
         if course is None:
             return 1
         last_step = max(course.losses, default=0)
@@ -380,6 +407,7 @@ def on_this_machine(options: argparse.Namespace, say: Callable[[Any], None]) -> 
         "machine": {"device": "CPU", "cores": len(os.sched_getaffinity(0))},
         "half_a_core_each": run.has_quotas,
         "megabits": options.megabits,
+        "averages": options.averages,
         "processes_per_site": processes,
     }
     return reported(course, undisturbed, machine, options, say)

@@ -31,6 +31,7 @@ SITES = ("east", "mid", "west")
 RUN = "run"
 """Last part of each site's run directory, which names the run in the record."""
 _SUPERVISOR = Path(__file__).with_name("site_supervisor.py")
+_LARGE_STATE = Path(__file__).with_name("large_state.py")
 _FAMILY_ABOVE = 2
 """Processes above the site's own and their reapers: the supervisor's reaper, and the supervisor."""
 _COORDINATOR_PORT = 6150
@@ -50,6 +51,7 @@ class SupervisedRun:
         save_interval: steps from one save to the next.
         processes: number of processes of each site.
         devices: devices of a process of the site that has most; all sites have equally many.
+        averages: averages of gradients that the state of each site holds too.
     """
 
     sites = SITES
@@ -65,6 +67,7 @@ class SupervisedRun:
         save_interval: int,
         processes: Sequence[int] = (1,) * len(SITES),
         devices: int = 1,
+        averages: int = 0,
     ):
         self.folder, self.network, self.disks = folder, network, disks
         self.lease_seconds, self.save_interval = lease_seconds, save_interval
@@ -78,6 +81,7 @@ class SupervisedRun:
         self._config, self._groups, self._counts = config, groups, processes
         self._devices = [devices * max(processes) // count for count in processes]
         """Devices of a process of each site."""
+        self._program = [str(_LARGE_STATE), str(averages)] if averages else ["-m", "geojax"]
         self._key = secrets.token_hex(16)
         self._supervisors: list[subprocess.Popen[bytes]] = []
 
@@ -192,7 +196,7 @@ class SupervisedRun:
 
     def command(self, site: int) -> list[str]:
         """Return the command of a site's processes."""
-        train = [sys.executable, "-m", "geojax", "train", str(self._config)]
+        train = [sys.executable, *self._program, "train", str(self._config)]
         devices = ["--simulate_devices", str(self._devices[site])]
         return [*train, "--run_directory", str(self.runs[site]), *devices]
 
