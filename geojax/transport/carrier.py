@@ -42,9 +42,9 @@ from geojax.transport.protocol import (
     SocketFigures,
     ToldFigures,
 )
-from geojax.transport.sending import UrgentBytes
 from geojax.transport.shards import HeldArray, OwnDevices, joined, local_shapes, local_shards
 from geojax.transport.streams import Streams
+from geojax.transport.yielding import UrgentTraffic
 
 _HEALTH_SECONDS = 0.05
 """Between two looks at the peer while a fetch waits."""
@@ -111,7 +111,7 @@ class CarrierTransport:
         self._waits: list[str] = []
         self._closed = False
         self._departures = Departures()
-        self._urgent = UrgentBytes()
+        self._urgent = UrgentTraffic()
         listener.serve(own)
         atexit.register(self.close, failed=True)
 

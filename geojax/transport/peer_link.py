@@ -23,9 +23,10 @@ from geojax.transport.protocol import (
     ToldFigures,
 )
 from geojax.transport.receiving import Arriving, Inbox, IncomingChannel
-from geojax.transport.sending import Outbox, OutgoingChannel, UrgentBytes
+from geojax.transport.sending import Outbox, OutgoingChannel
 from geojax.transport.streams import MOST_STREAMS, Streams
 from geojax.transport.tcp import SocketMeter
+from geojax.transport.yielding import UrgentTraffic
 
 
 class _Offered(NamedTuple):
@@ -50,7 +51,7 @@ class PeerLink:
         streams: connections that bring what is fetched.
         limit_bytes: most bytes in flight to the peer.
         counters: counters of the peer.
-        urgent: bytes of all links of the process for which messages that yield wait.
+        urgent: traffic of all links of the process for which messages that yield wait.
         noted: called with each note of the peer.
         waits_for_silent: a peer that is silent does not count as lost.
     """
@@ -63,7 +64,7 @@ class PeerLink:
         streams: Streams,
         limit_bytes: int,
         counters: PeerCounters,
-        urgent: UrgentBytes,
+        urgent: UrgentTraffic,
         noted: Callable[[bytes], None] = lambda note: None,
         waits_for_silent: bool = False,
     ):

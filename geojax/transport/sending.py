@@ -16,33 +16,17 @@ import socket
 import struct
 import threading
 from collections import deque
+from collections.abc import Collection
 from typing import NamedTuple
 
 from geojax.transport.handshake import ChannelHello, PeerRoute, Refused, confirm
 from geojax.transport.host_memory import HostBytes
 from geojax.transport.tcp import shut
+from geojax.transport.yielding import YIELD_SECONDS, UrgentTraffic
 
 PIECE_HEADER = struct.Struct("!QQQ")
 MOST_VIEWS = 512
 """Places in memory that one call sends or fills; Linux takes twice as many."""
-_YIELD_SECONDS = 0.005
-"""Between two looks whether messages that yield may go."""
-
-
-class UrgentBytes:
-    """The bytes of all links of a process for which messages that yield wait."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._count = 0
-
-    def add(self, count: int) -> None:
-        """Count bytes that are to be sent; a negative number of them is on its way."""
-        with self._lock:
-            self._count += count
-
-    def __bool__(self) -> bool:
-        return self._count > 0
 
 
 class Outbox:
@@ -50,13 +34,12 @@ class Outbox:
 
     Args:
         piece_bytes: most bytes of a piece.
-        urgent: bytes of all links for which messages that yield wait.
+        urgent: traffic of all links for which messages that yield wait.
     """
 
-    def __init__(self, piece_bytes: int, urgent: UrgentBytes):
+    def __init__(self, piece_bytes: int, urgent: UrgentTraffic):
         self.changed = threading.Condition()
-        self.piece_bytes = piece_bytes
-        self._urgent = urgent
+        self.piece_bytes, self.urgent = piece_bytes, urgent
         self._closed = False
         self._asked: set[int] = set()
         self._computed: dict[int, HostBytes] = {}
@@ -99,17 +82,19 @@ class Outbox:
             self._yielding.discard(message)
             return True
 
-    def next_piece(self) -> tuple[int, int, int] | None:
-        """Return message, offset and bytes of a piece that somebody is to send; None: nothing."""
-        waits = self._yielding if self._urgent else set()
-        ready = [message for message in self._rest if message not in waits]
-        if not ready:
+    def next_piece(self, connection: socket.socket) -> tuple[int, int, int] | None:
+        """Return message, offset and bytes of a piece to send over a connection; None: nothing."""
+        most = self.piece_bytes
+        ready: Collection[int] = self._rest.keys() - self._yielding
+        if not ready and (ready := self._rest):
+            most = min(most, self.urgent.spare_bytes(connection))
+        if not ready or not most:
             return None
         message = min(ready, key=self._rest.__getitem__)
         rest = self._rest[message]
-        count = min(rest, self.piece_bytes)
+        count = min(rest, most)
         if message not in self._yielding:
-            self._urgent.add(-count)
+            self.urgent.add(-count)
         if rest == count:
             del self._rest[message]
         else:
@@ -119,7 +104,7 @@ class Outbox:
     @property
     def patience(self) -> float | None:
         """Seconds until a message that yields may go; None: there is none."""
-        return _YIELD_SECONDS if self._yielding & self._rest.keys() else None
+        return YIELD_SECONDS if self._yielding & self._rest.keys() else None
 
     def content(self, message: int) -> HostBytes | None:
         """Return the bytes of a message; None: the peer has it."""
@@ -130,7 +115,7 @@ class Outbox:
         with self.changed:
             self._closed = True
             rest = self._rest.items()
-            self._urgent.add(-sum(size for each, size in rest if each not in self._yielding))
+            self.urgent.add(-sum(size for each, size in rest if each not in self._yielding))
             for messages in (self._asked, self._computed, self._rest, self._yielding):
                 messages.clear()
             self.changed.notify_all()
@@ -139,7 +124,7 @@ class Outbox:
         if message in self._asked and message in self._computed:
             size = self._rest[message] = self._computed[message].size
             if message not in self._yielding:
-                self._urgent.add(size)
+                self.urgent.add(size)
             self.changed.notify_all()
 
 
@@ -250,18 +235,20 @@ class OutgoingChannel:
                 if self._adopted is not None:
                     self._drop()
                     self._connection, received = self._adopted
+                    self._outbox.urgent.watch(self._connection)
                     self._adopted = None
                     self._go_on_from(received)
-                if self._connection is not None and (self._unsent or self._take_piece()):
-                    return self._connection, self._views(self._unsent[0])
+                connection = self._connection
+                if connection is not None and (self._unsent or self._take_piece(connection)):
+                    return connection, self._views(self._unsent[0])
                 self._outbox.changed.wait(self._outbox.patience)
             self._drop()
         return None
 
-    def _take_piece(self) -> bool:
+    def _take_piece(self, connection: socket.socket) -> bool:
         while self._sent and self._outbox.content(self._sent[0].message) is None:
             self._sent.popleft()
-        if (piece := self._outbox.next_piece()) is None:
+        if (piece := self._outbox.next_piece(connection)) is None:
             return False
         self._unsent.append(_PieceOfChannel(self._end, *piece))
         self._end = self._unsent[-1].end

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from geojax.transport.protocol import SocketFigures
 
@@ -24,6 +25,9 @@ _PROBE_SECONDS = 15
 _TCP_RTO_MAX_MS, _RTO_MAX_MS = 44, 1000
 _TCP_INFO = struct.Struct("=68xI28xI")
 """The smoothed round trip in microseconds and the number of retransmits in Linux's tcp_info."""
+_TCP_QUEUE = struct.Struct("=16xI4xI116xII8xQ")
+"""In Linux's tcp_info: bytes of a segment, segments that are not acknowledged, unsent bytes, the
+shortest round trip in microseconds, and the rate of delivery in bytes a second."""
 # Without that option a packet is sent again within twice the time for which its link was cut.
 _LONGEST_BACKOFF = 2
 
@@ -119,6 +123,34 @@ def keep_alive(connection: socket.socket, seconds: float) -> None:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
     with contextlib.suppress(OSError):  # an older kernel
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MAX_MS)
+
+
+class SendQueue(NamedTuple):
+    """The bytes that one end of a connection sends, as its kernel counts them."""
+
+    unsent: int = 0
+    """Bytes that wait in this kernel."""
+    in_flight: int = 0
+    """Bytes that were sent and are not acknowledged."""
+    bytes_per_second: float = 0.0
+    """Rate at which bytes were acknowledged, when there were enough of them."""
+    round_trip: float = 0.0
+    """Seconds of the shortest round trip: without queues on the way."""
+
+    @property
+    def path_bytes(self) -> float:
+        """Bytes in flight that fill the way at the measured rate, without a queue."""
+        return self.bytes_per_second * self.round_trip
+
+
+def send_queue(connection: socket.socket) -> SendQueue:
+    """Return what a connection sends; zeros where it has ended, or the kernel does not count it."""
+    with contextlib.suppress(OSError):
+        facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_QUEUE.size)
+        if len(facts) == _TCP_QUEUE.size:
+            segment, unacknowledged, unsent, microseconds, rate = _TCP_QUEUE.unpack(facts)
+            return SendQueue(unsent, unacknowledged * segment, rate, microseconds / 1e6)
+    return SendQueue()
 
 
 class SocketMeter:

@@ -10,7 +10,8 @@ from support.processes import PATIENCE_SECONDS
 
 from geojax.transport.handshake import ChannelHello, Party, PeerRoute, Refused
 from geojax.transport.host_memory import HostBytes
-from geojax.transport.sending import PIECE_HEADER, Outbox, OutgoingChannel, UrgentBytes
+from geojax.transport.sending import PIECE_HEADER, Outbox, OutgoingChannel
+from geojax.transport.yielding import UrgentTraffic
 
 ROUTE = PeerRoute(b"k", Party(0, "a"), Party(1, "b"), ("127.0.0.1", 1), 1.0)
 
@@ -32,12 +33,18 @@ def test_a_part_of_shards_is_that_of_their_bytes(sizes, data):
     assert b"".join(held.part(offset, count)) == whole[offset : offset + count]
 
 
+def next_piece(outbox):
+    """The next piece for a connection of which the kernel counts nothing."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        return outbox.next_piece(connection)
+
+
 def pieces(outbox):
-    return list(iter(outbox.next_piece, None))
+    return list(iter(lambda: next_piece(outbox), None))
 
 
 def test_nothing_is_sent_that_was_not_asked_for_or_is_not_computed():
-    outbox = Outbox(4, UrgentBytes())
+    outbox = Outbox(4, UrgentTraffic())
     outbox.computed(2, content(6))
     outbox.ask(4)
     assert pieces(outbox) == []
@@ -48,41 +55,41 @@ def test_nothing_is_sent_that_was_not_asked_for_or_is_not_computed():
 
 
 def test_what_lacks_least_goes_first_and_equal_ones_one_after_the_other():
-    outbox = Outbox(4, UrgentBytes())
+    outbox = Outbox(4, UrgentTraffic())
     for message, size in ((2, 12), (4, 12), (6, 3)):
         outbox.ask(message)
         outbox.computed(message, content(size))
-    assert outbox.next_piece() == (6, 0, 3)
-    assert outbox.next_piece() == (2, 0, 4)
+    assert next_piece(outbox) == (6, 0, 3)
+    assert next_piece(outbox) == (2, 0, 4)
     outbox.ask(8)
     outbox.computed(8, content(5))
     assert [message for message, *_ in pieces(outbox)] == [8, 8, 2, 2, 4, 4, 4]
 
 
 def test_what_yields_waits_for_the_messages_of_all_links():
-    urgent = UrgentBytes()
+    urgent = UrgentTraffic()
     here, there = Outbox(4, urgent), Outbox(4, urgent)
     here.ask(2)
     here.computed(2, content(6), yields=True)
-    assert here.next_piece() == (2, 0, 4)
+    assert next_piece(here) == (2, 0, 4)
     there.ask(4)
     there.computed(4, content(5))
-    assert here.next_piece() is None
+    assert next_piece(here) is None
     assert here.patience is not None
     assert pieces(there) == [(4, 0, 4), (4, 4, 1)]
-    assert here.next_piece() == (2, 4, 2)
+    assert next_piece(here) == (2, 4, 2)
     there.ask(6)
     there.computed(6, content(5))
     here.ask(8)
     here.computed(8, content(1), yields=True)
-    assert here.next_piece() is None
+    assert next_piece(here) is None
     there.close()
-    assert here.next_piece() == (8, 0, 1)
+    assert next_piece(here) == (8, 0, 1)
     assert here.patience is None
 
 
 def test_a_closed_outbox_keeps_nothing():
-    outbox = Outbox(4, UrgentBytes())
+    outbox = Outbox(4, UrgentTraffic())
     outbox.ask(2)
     outbox.close()
     outbox.computed(2, content(6))
@@ -99,7 +106,7 @@ def received(connection, count):
 
 
 def test_a_channel_goes_on_from_the_byte_that_has_come():
-    outbox = Outbox(100, UrgentBytes())
+    outbox = Outbox(100, UrgentTraffic())
     for message, size in ((2, 250), (4, 120)):
         outbox.ask(message)
         outbox.computed(message, content(size, message))

@@ -1,0 +1,49 @@
+"""Messages that yield: they take of the links what no other message needs."""
+
+import socket
+import threading
+import weakref
+
+from geojax.transport.tcp import send_queue
+
+LEAST_PIECE = 1 << 16
+"""Bytes of the smallest piece. On a slow link another message waits for one: 5 ms at 100 Mbit/s."""
+YIELD_SECONDS = 0.002
+"""Between two looks whether messages that yield may go."""
+_PATHS = 1.25
+"""Bytes in flight, in those that fill the path without a queue. More than one lets the measured
+rate grow to the link's; what is more than one waits in a router's queue, before other messages."""
+
+
+class UrgentTraffic:
+    """The bytes of all links of a process for which messages that yield wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def add(self, count: int) -> None:
+        """Count bytes that are to be handed to the kernel; a negative number of them was."""
+        with self._lock:
+            self._count += count
+
+    def watch(self, connection: socket.socket) -> None:
+        """Wait for what the kernel has not yet sent over a connection, too."""
+        with self._lock:
+            self._connections.add(connection)
+
+    def spare_bytes(self, connection: socket.socket) -> int:
+        """Return how many bytes that yield may go over a connection now.
+
+        Bytes in the kernel cannot be called back. So there are few of them: none goes while the
+        kernel holds others of any link, or while those on their way fill the path.
+        """
+        with self._lock:
+            if self._count > 0:
+                return 0
+            queues = list(map(send_queue, self._connections))
+        own = send_queue(connection)
+        if any(queue.unsent for queue in queues) or own.in_flight > _PATHS * own.path_bytes:
+            return 0
+        return max(LEAST_PIECE, int(2 * YIELD_SECONDS * own.bytes_per_second))
