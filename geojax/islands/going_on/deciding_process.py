@@ -285,8 +285,14 @@ class DecidingProcess(SiteMembership):
             self._decide(Agreed(number, tuple(sorted(of_all))))
 
     def _take_handed(self) -> None:
-        """Take what has come to all processes of what other sites hand over."""
-        while (number := next(self._has_come(), None)) and self._is_everywhere(HandedCame(number)):
+        """Take what has come to all processes of what other sites hand over.
+
+        A site that returns does the work of one before it takes the next. Taken sums count as
+        applied, and the others wait for its devices once it is level.
+        """
+        while not self._works and (number := next(self._has_come(), None)):
+            if not self._is_everywhere(HandedCame(number)):
+                return
             self._reports.pop(HandedCame(number), None)
             incoming = self._coming[0].incoming
             assert incoming is not None, "it has come"

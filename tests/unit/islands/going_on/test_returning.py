@@ -1,5 +1,6 @@
 """A site that died returns to the run at a boundary of a step, with the same bits."""
 
+import time
 import types
 
 import jax
@@ -10,7 +11,9 @@ from support.mortal_islands import NAMES, TAKEN, Death, assert_same
 
 from geojax.errors import RunError
 from geojax.islands.going_on import deciding_process
+from geojax.islands.going_on.handing_over import Incoming
 from geojax.islands.going_on.returning import catch_up, rehearse
+from geojax.islands.going_on.site_membership import SiteMembership
 from geojax.islands.walk import Walk
 from geojax.membership.events import ApplySums
 from geojax.transport.mute import mute
@@ -62,6 +65,31 @@ def test_a_site_of_two_processes_returns_as_one(process, processes, islands, und
     assert 2 < run.returned_at[0] < STEPS
     assert_same(run, undisturbed)
     run.assert_processes_agree()
+
+
+def test_a_site_that_returns_takes_sums_one_after_the_other_although_all_have_come(
+    islands, tmp_path, monkeypatch
+):
+    arrived, take, began = Incoming.arrived, SiteMembership.followed_work, []
+    taken = []
+
+    def late_state(incoming):
+        """Let the state come when the sums of several steps are here."""
+        if incoming.note.whole:
+            began.append(time.monotonic())
+            return arrived(incoming) and time.monotonic() > began[0] + 0.5
+        return arrived(incoming)
+
+    def counted(membership):
+        work = take(membership)
+        taken.append(len(membership._works))
+        return work
+
+    monkeypatch.setattr(Incoming, "arrived", late_state)
+    monkeypatch.setattr(SiteMembership, "followed_work", counted)
+    run = islands.train(tmp_path, STEPS, [Death(0, 2, 5, returns=True)])
+    assert 2 < run.returned_at[0] < STEPS
+    assert max(taken) == 0
 
 
 class OneSumArrived:
