@@ -1,5 +1,6 @@
 """Metrics of a run on disk: one JSON line a step, and TensorBoard."""
 
+import contextlib
 import functools
 import json
 import math
@@ -127,13 +128,12 @@ def _point_file(folder: Path, purged_from: int | None) -> AppendedFile:
 
 
 def read_metrics(jsonl: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a `metrics.jsonl`, without a last line that a crash cut off.
+    """Return the lines of a `metrics.jsonl`, without a last line that a crash cut off.
 
     Raises:
         UserError: another line is no metrics of a step.
     """
-    for values, _ in _lines(jsonl):
-        yield values
+    return (values for values, _ in _lines(jsonl))
 
 
 def _lines(jsonl: Path) -> Iterator[tuple[dict[str, Any], int]]:
@@ -141,10 +141,8 @@ def _lines(jsonl: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
     A run of a million steps has a gigabyte of lines: one of them at a time is in memory.
     """
-    if not jsonl.exists():
-        return
     damaged, end = None, 0
-    with jsonl.open("rb") as file:
+    with contextlib.suppress(FileNotFoundError), jsonl.open("rb") as file:
         for number, text in enumerate(file, start=1):
             if damaged is not None:
                 raise UserError(

@@ -23,11 +23,11 @@ _PROBE_SECONDS = 15
 # Longest time between two transmissions of a packet, and the option's number, of Linux 6.15 and
 # later. Without it the time doubles: a link that returns after 26 s is not used until 51 s.
 _TCP_RTO_MAX_MS, _RTO_MAX_MS = 44, 1000
-_TCP_INFO = struct.Struct("=68xI28xI")
-"""The smoothed round trip in microseconds and the number of retransmits in Linux's tcp_info."""
-_TCP_QUEUE = struct.Struct("=16xI4xI116xII8xQ")
-"""In Linux's tcp_info: bytes of a segment, segments that are not acknowledged, unsent bytes, the
-shortest round trip in microseconds, and the rate of delivery in bytes a second."""
+_TCP_INFO = struct.Struct("=16xI4xI40xI28xI40xII8xQ")
+"""The fields of `TcpCounts` in Linux's tcp_info."""
+_PATHS = 1.25
+"""Bytes in flight that are enough, in those that fill the path. More than one lets the measured
+rate grow to the link's; what exceeds one waits in a router's queue, before others' bytes."""
 # Without that option a packet is sent again within twice the time for which its link was cut.
 _LONGEST_BACKOFF = 2
 
@@ -125,32 +125,33 @@ def keep_alive(connection: socket.socket, seconds: float) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, _RTO_MAX_MS)
 
 
-class SendQueue(NamedTuple):
-    """The bytes that one end of a connection sends, as its kernel counts them."""
+class TcpCounts(NamedTuple):
+    """A connection as the kernel counts it."""
 
-    unsent: int = 0
-    """Bytes that wait in this kernel."""
-    in_flight: int = 0
-    """Bytes that were sent and are not acknowledged."""
-    bytes_per_second: float = 0.0
+    segment_bytes: int = 0
+    segments_in_flight: int = 0
+    microseconds: int = 0
+    """Smoothed round trip."""
+    retransmits: int = 0
+    unsent_bytes: int = 0
+    least_microseconds: int = 0
+    """Shortest round trip of the last minutes: without queues on the way."""
+    bytes_per_second: int = 0
     """Rate at which bytes were acknowledged, when there were enough of them."""
-    round_trip: float = 0.0
-    """Seconds of the shortest round trip: without queues on the way."""
 
     @property
-    def path_bytes(self) -> float:
-        """Bytes in flight that fill the way at the measured rate, without a queue."""
-        return self.bytes_per_second * self.round_trip
+    def fills_path(self) -> bool:
+        """True if more bytes are in flight than the measured rate takes without queues."""
+        path = self.bytes_per_second * self.least_microseconds / 1e6
+        return self.segments_in_flight * self.segment_bytes > _PATHS * path
 
 
-def send_queue(connection: socket.socket) -> SendQueue:
-    """Return what a connection sends; zeros where it has ended, or the kernel does not count it."""
-    with contextlib.suppress(OSError):
-        facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_QUEUE.size)
-        if len(facts) == _TCP_QUEUE.size:
-            segment, unacknowledged, unsent, microseconds, rate = _TCP_QUEUE.unpack(facts)
-            return SendQueue(unsent, unacknowledged * segment, rate, microseconds / 1e6)
-    return SendQueue()
+def tcp_counts(connection: socket.socket) -> TcpCounts | None:
+    """Return what the kernel counts; None: nothing, or the connection has ended."""
+    with contextlib.suppress(OSError, struct.error):  # an older kernel counts less
+        facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        return TcpCounts(*_TCP_INFO.unpack(facts))
+    return None
 
 
 class SocketMeter:
@@ -163,13 +164,10 @@ class SocketMeter:
         """Return the figures since the last call; None: the kernel counts nothing."""
         trips, retransmits = [], 0
         for connection in connections:
-            with contextlib.suppress(OSError):  # it has ended
-                facts = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-                if len(facts) == _TCP_INFO.size:
-                    microseconds, resent = _TCP_INFO.unpack(facts)
-                    trips.append(microseconds / 1e6)
-                    retransmits += resent - self._counted.get(connection, 0)
-                    self._counted[connection] = resent
+            if (counts := tcp_counts(connection)) is not None:
+                trips.append(counts.microseconds / 1e6)
+                retransmits += counts.retransmits - self._counted.get(connection, 0)
+                self._counted[connection] = counts.retransmits
         return SocketFigures(min(trips), retransmits) if trips else None
 
 

@@ -4,15 +4,12 @@ import socket
 import threading
 import weakref
 
-from geojax.transport.tcp import send_queue
+from geojax.transport.tcp import TcpCounts, tcp_counts
 
 LEAST_PIECE = 1 << 16
 """Bytes of the smallest piece. On a slow link another message waits for one: 5 ms at 100 Mbit/s."""
 YIELD_SECONDS = 0.002
 """Between two looks whether messages that yield may go."""
-_PATHS = 1.25
-"""Bytes in flight, in those that fill the path without a queue. More than one lets the measured
-rate grow to the link's; what is more than one waits in a router's queue, before other messages."""
 
 
 class UrgentTraffic:
@@ -42,8 +39,8 @@ class UrgentTraffic:
         with self._lock:
             if self._count > 0:
                 return 0
-            queues = list(map(send_queue, self._connections))
-        own = send_queue(connection)
-        if any(queue.unsent for queue in queues) or own.in_flight > _PATHS * own.path_bytes:
+            counted = [tcp_counts(each) for each in self._connections]
+        own = tcp_counts(connection) or TcpCounts()
+        if own.fills_path or any(counts and counts.unsent_bytes for counts in counted):
             return 0
         return max(LEAST_PIECE, int(2 * YIELD_SECONDS * own.bytes_per_second))

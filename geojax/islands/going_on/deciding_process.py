@@ -287,8 +287,7 @@ class DecidingProcess(SiteMembership):
     def _take_handed(self) -> None:
         """Take what has come to all processes of what other sites hand over.
 
-        A site that returns does the work of one before it takes the next. Taken sums count as
-        applied, and the others wait for its devices once it is level.
+        Taken sums count as applied: a site that returns does the work of one before the next.
         """
         while not self._works and (number := next(self._has_come(), None)):
             if not self._is_everywhere(HandedCame(number)):

@@ -109,9 +109,9 @@ def catch_up(
 def _follow(
     membership: SiteMembership, programs: SitePrograms, state: TrainState
 ) -> tuple[int, TrainState] | None:
-    """Do the work that has come; return its step and the state after it, None if there is none.
+    """Let the devices do the work that has come; return its step and the state after it, or None.
 
-    The devices have done it then: from its admission on, the others wait for this site.
+    From its admission on, the others wait for this site's devices.
     """
     if (work := membership.followed_work()) is None:
         return None

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from geojax.transport import yielding
-from geojax.transport.tcp import SendQueue, send_queue
+from geojax.transport.tcp import TcpCounts, tcp_counts
 from geojax.transport.yielding import LEAST_PIECE, UrgentTraffic
 
 
@@ -21,21 +21,21 @@ def connected():
 
 def test_bytes_that_wait_in_the_kernel_are_counted():
     with connected() as (near, far):
-        assert send_queue(near).unsent == 0
+        assert tcp_counts(near).unsent_bytes == 0
         near.setblocking(False)
         sent = near.send(bytes(1 << 24))  # more than the other end takes in
-        queue = send_queue(near)
-        assert 0 < queue.unsent <= sent
+        counts = tcp_counts(near)
+        assert 0 < counts.unsent_bytes <= sent
         taken = 0
         while taken < sent:
             taken += len(far.recv(1 << 20))
         near.sendall(b"end")
         assert far.recv(3) == b"end"
-        queue = send_queue(near)
-        assert queue.unsent == 0
-        assert queue.bytes_per_second > 0
-        assert 0 < queue.round_trip < 1
-    assert send_queue(near) == SendQueue()
+        counts = tcp_counts(near)
+        assert counts.unsent_bytes == 0
+        assert counts.bytes_per_second > 0
+        assert 0 < counts.least_microseconds < 1e6
+    assert tcp_counts(near) is None
 
 
 def test_nothing_that_yields_goes_while_another_link_has_unsent_bytes():
@@ -58,19 +58,20 @@ def test_nothing_that_yields_goes_while_another_link_has_unsent_bytes():
 
 
 @pytest.mark.parametrize(
-    ("queue", "spare"),
+    ("counts", "spare"),
     [
         # 13 Mbit/s behind a router whose queue holds seconds: one small piece at a time.
-        (SendQueue(0, 0, 1.6e6, 5e-6), LEAST_PIECE),
-        (SendQueue(0, 1448, 1.6e6, 5e-6), 0),
-        # 1 Gbit/s and 21 ms: 2.6 MB fill the path, and as much again by a quarter may be on it.
-        (SendQueue(0, 3_000_000, 125e6, 0.021), 500_000),
-        (SendQueue(0, 3_500_000, 125e6, 0.021), 0),
-        (SendQueue(1, 0, 125e6, 0.021), 0),
+        (TcpCounts(1448, 0, 5, 0, 0, 5, 1_600_000), LEAST_PIECE),
+        (TcpCounts(1448, 1, 5, 0, 0, 5, 1_600_000), 0),
+        # 1 Gbit/s and 21 ms: 2.6 MB fill the path, and a quarter more may be on it.
+        (TcpCounts(1448, 2200, 25_000, 0, 0, 21_000, 125_000_000), 500_000),
+        (TcpCounts(1448, 2400, 25_000, 0, 0, 21_000, 125_000_000), 0),
+        (TcpCounts(1448, 0, 21_000, 0, 1, 21_000, 125_000_000), 0),
+        (None, LEAST_PIECE),
     ],
 )
-def test_what_yields_fills_the_path_and_no_queue(monkeypatch, queue, spare):
-    monkeypatch.setattr(yielding, "send_queue", lambda connection: queue)
+def test_what_yields_fills_the_path_and_no_queue(monkeypatch, counts, spare):
+    monkeypatch.setattr(yielding, "tcp_counts", lambda connection: counts)
     urgent = UrgentTraffic()
     with socket.socket() as connection:
         urgent.watch(connection)
