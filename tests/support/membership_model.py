@@ -305,17 +305,20 @@ class Model:
         self.check(world, nodes, env)
         if self.is_done(world):
             return None
-        if env.faults and draw.random() < 0.1:
-            choices = [choice for choice in self.successors(world) if is_fault(choice[0])]
-            if choices:
-                return draw.choice(choices)
         sites = [site for site in range(SITES) if nodes[site].state and nodes[site].slept < 0]
         draw.shuffle(sites)
+        happenings: list[Iterator[tuple[Any, World]]] = []
         for site in sites:
-            events = self.prompt_of(world, nodes, net, env, site)
-            choices = [choice for choice in events if not is_fault(choice[0])]
+            happenings = list(self.about_to_happen(world, nodes, net, env, site))
+            if happenings:
+                break
+        if env.faults and draw.random() < 0.1:
+            chosen = list(draw.choice(happenings)) if happenings else []
+            choices = [*self.faults(world, nodes, net, env), *chosen[1:]] or chosen
             if choices:
                 return draw.choice(choices)
+        if happenings:
+            return next(draw.choice(happenings))
         waited = next(self.wait(world, nodes, net, env), None)
         if waited is not None:
             return waited
@@ -376,25 +379,34 @@ class Model:
     def prompt_of(
         self, world: World, nodes: list[Node], net: Net, env: Env, site: int
     ) -> Iterator[tuple[Any, World]]:
-        """Yield each thing that is about to happen at a site."""
+        """Yield each thing that is about to happen at a site, and behind it its variants."""
+        for variants in self.about_to_happen(world, nodes, net, env, site):
+            yield from variants
+
+    def about_to_happen(
+        self, world: World, nodes: list[Node], net: Net, env: Env, site: int
+    ) -> Iterator[Iterator[tuple[Any, World]]]:
+        """Yield each thing that is about to happen at a site: without a fault, then with one."""
         node = nodes[site]
         if node.acts:
-            yield self.accept(world, node, env, site)
+            yield iter([self.accept(world, node, env, site)])
         if node.request is not None:
-            yield from self.answer(world, nodes, env, site)
+            yield self.answer(world, nodes, env, site)
         for index in queues_to(site):
             if net.queues[index]:
                 message, handed = net.queues[index][0]
                 left = self._without(world[3], index, 0, aside=False)
                 event = e.Received(message)
-                yield from self.step(world, nodes, env, site, event, handed, net=left)
-                yield from self.lose(world, env, index, 0)
+                yield itertools.chain(
+                    self.step(world, nodes, env, site, event, handed, net=left),
+                    self.lose(world, env, index, 0),
+                )
         for event in notices(nodes, env, site):
-            yield from self.step(world, nodes, env, site, event)
+            yield self.step(world, nodes, env, site, event)
         state = node.state
         if state.takes_part and state.computing:
             event = e.SumsReady(state.record.membership_id, state.applied + 1)
-            yield from self.step(world, nodes, env, site, event)
+            yield self.step(world, nodes, env, site, event)
 
     def turn(
         self, world: World, nodes: list[Node], net: Net, env: Env, site: int,
