@@ -9,6 +9,7 @@ import contextlib
 import json
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -265,6 +266,12 @@ def meet(
         MissingProcessesError: some sites did not come in time; they are named.
     """
     site = island.sites.index(island.site)
+
+    def waits(missing: Sequence[int]) -> None:
+        names = " and ".join(f"site {island.sites[each]}" for each in missing)
+        seconds = f"{timeout_seconds:g} s at most"
+        print(f"waiting for {names}, {seconds}", file=sys.stderr, flush=True)
+
     try:
         return rendezvous.join(
             site,
@@ -276,6 +283,7 @@ def meet(
             endpoint,
             island.key.encode() if key is None else key,
             note,
+            waits,
         )
     except MissingProcessesError as error:
         named = ", ".join(f"site {island.sites[each]}" for each in error.missing)

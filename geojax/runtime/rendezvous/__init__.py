@@ -23,7 +23,7 @@ import time
 
 from geojax.network_names import HostPort
 from geojax.runtime.rendezvous.client import join_server
-from geojax.runtime.rendezvous.messages import Everyone, Presence, own_hello
+from geojax.runtime.rendezvous.messages import Everyone, Presence, Waits, own_hello
 from geojax.runtime.rendezvous.server import RendezvousServer
 
 __all__ = ["Everyone", "Presence", "join"]
@@ -39,6 +39,7 @@ def join(
     endpoint: str | None = None,
     key: bytes = b"",
     note: str | None = None,
+    waits: Waits = lambda missing: None,
 ) -> Everyone:
     """Meet the other processes of the job; return the facts of each.
 
@@ -52,6 +53,8 @@ def join(
         endpoint: text about this process for all others; a transport's address.
         key: secret that the processes of the run share; empty: none.
         note: text of process 0 for all others, at most `messages.LONGEST_NOTE` letters.
+        waits: is called once with the processes that are missing after `messages.SAY_SECONDS`: in
+            process 0, and where that one is missing itself.
 
     Raises:
         MissingProcessesError: some process did not join in time; it is named. In processes other
@@ -64,6 +67,7 @@ def join(
     own = own_hello(process, count, site, endpoint)
     deadline = time.monotonic() + timeout_seconds
     if process == 0:
-        server = RendezvousServer(own, bind_address or host, port, key, timeout_seconds, note)
+        listens_at = bind_address or host
+        server = RendezvousServer(own, listens_at, port, key, timeout_seconds, note, waits)
         return server.serve(deadline)
-    return join_server(own, host, port, key, timeout_seconds, deadline)
+    return join_server(own, host, port, key, timeout_seconds, deadline, waits)

@@ -10,11 +10,13 @@ from geojax.runtime.rendezvous.messages import (
     LONGEST_GREETING,
     LONGEST_VERDICT,
     OTHER_KEY,
+    SAY_SECONDS,
     WHO_IS_MISSING,
     Everyone,
     Greeting,
     Hello,
     Verdict,
+    Waits,
     fresh_for,
 )
 from geojax.runtime.rendezvous.signatures import TO_CLIENT, TO_SERVER, is_signed, signed, verified
@@ -34,11 +36,17 @@ class _OtherKeyError(Exception):
 
 
 def join_server(
-    own: Hello, host: str, port: int, key: bytes, timeout_seconds: float, deadline: float
+    own: Hello,
+    host: str,
+    port: int,
+    key: bytes,
+    timeout_seconds: float,
+    deadline: float,
+    waits: Waits = lambda missing: None,
 ) -> Everyone:
-    """Join the rendezvous at `host`:`port`; `geojax.runtime.rendezvous.join` says what may fail."""
+    """Join the rendezvous at `host`:`port`; `geojax.runtime.rendezvous.join` says the rest."""
     failure: Exception = TimeoutError("no answer")
-    redial_seconds = _FIRST_REDIAL_SECONDS
+    redial_seconds, say_at = _FIRST_REDIAL_SECONDS, time.monotonic() + SAY_SECONDS
     while (remaining := deadline - time.monotonic()) > 0:
         try:
             with socket.create_connection((host, port), min(remaining, _DIAL_SECONDS)) as server:
@@ -50,6 +58,9 @@ def join_server(
             # The last attempt has no time to find out anything.
             if not isinstance(error, TimeoutError) or isinstance(failure, TimeoutError):
                 failure = error
+        if time.monotonic() >= say_at:
+            waits([0])
+            say_at = deadline
         pause = random.uniform(0.5, 1.0) * redial_seconds
         redial_seconds = min(1.5 * redial_seconds, _LONGEST_REDIAL_SECONDS)
         if isinstance(failure, _OtherKeyError):

@@ -6,8 +6,8 @@ import os
 import socket
 import uuid
 import zlib
-from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Annotated, NamedTuple, TypeAlias
 
 import jax
 import jaxlib
@@ -31,6 +31,10 @@ LONGEST_NOTE = 1 << 24
 """Letters of the longest text of process 0 for all."""
 WHO_IS_MISSING = b'"missing?"\n'
 """Question of a process that gives up waiting; the answer is a `Verdict`."""
+SAY_SECONDS = 15.0
+"""Time after which a process says for whom it waits."""
+Waits: TypeAlias = Callable[[Sequence[int]], None]
+"""Takes the processes for which this one has waited so long."""
 OTHER_KEY = b'"other key"\n'
 """Unsigned answer to a hello with another key, which is a hint for a person and nothing more."""
 
@@ -230,9 +234,13 @@ def _unpack(packed: str, count: int, key: bytes) -> Everyone:
 
 def missing_sentence(missing: Sequence[int], count: int, timeout_seconds: float) -> str:
     """Return the sentence about processes that did not join."""
-    names = ", ".join(map(str, missing[:NAMED_PROCESSES]))
-    more = " ..." if len(missing) > NAMED_PROCESSES else ""
     return (
         f"{len(missing)} of {count} processes did not start within {timeout_seconds:g} seconds: "
-        f"missing process {names}{more}"
+        f"missing {named(missing)}"
     )
+
+
+def named(processes: Sequence[int]) -> str:
+    """Return a text with the numbers of the first few processes."""
+    more = " ..." if len(processes) > NAMED_PROCESSES else ""
+    return f"process {', '.join(map(str, processes[:NAMED_PROCESSES]))}{more}"

@@ -13,12 +13,14 @@ import pydantic
 from geojax.errors import MissingProcessesError, UserError
 from geojax.runtime.rendezvous.messages import (
     OTHER_KEY,
+    SAY_SECONDS,
     WHO_IS_MISSING,
     Everyone,
     Greeting,
     Hello,
     Presence,
     Verdict,
+    Waits,
     fresh_for,
     longest_hello,
     missing_sentence,
@@ -81,9 +83,10 @@ class RendezvousServer:
         port: int,
         key: bytes,
         timeout_seconds: float,
-        note: str | None = None,
+        note: str | None,
+        waits: Waits,
     ):
-        self.own, self.key, self.note = own, key, note
+        self.own, self.key, self.note, self.waits = own, key, note, waits
         self.timeout_seconds = timeout_seconds
         self.joined = {0: own}
         self.ever_joined = {0}
@@ -107,9 +110,13 @@ class RendezvousServer:
         for listener in self.listeners:
             self.selector.register(listener, selectors.EVENT_READ)
         try:
+            say_at = time.monotonic() + SAY_SECONDS
             while len(self.joined) < self.own.count:
                 if time.monotonic() >= deadline:
                     self.give_up()
+                if time.monotonic() >= say_at:
+                    self.waits(self.missing)
+                    say_at = deadline
                 self.wait(deadline)
             hellos = [self.joined[process] for process in range(self.own.count)]
             if problem := _disagreement(hellos):

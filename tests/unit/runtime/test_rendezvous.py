@@ -12,7 +12,7 @@ from support.ports import free_port
 from support.processes import PATIENCE_SECONDS
 
 from geojax.errors import MissingProcessesError, RunError, UserError
-from geojax.runtime.rendezvous import Presence, join, messages
+from geojax.runtime.rendezvous import Presence, client, join, messages, server
 from geojax.runtime.rendezvous.client import join_server
 from geojax.runtime.rendezvous.sockets import allow_connections
 from geojax.runtime.start import _check_addresses, _own_devices
@@ -46,6 +46,16 @@ def join_soon(connect):
         except OSError:
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+
+@pytest.mark.parametrize(("process", "missing"), [(0, [1, 2]), (2, [0])])
+def test_a_process_that_waits_long_says_once_for_whom(process, missing, coordinator, monkeypatch):
+    for end in (client, server):
+        monkeypatch.setattr(end, "SAY_SECONDS", 0.2)
+    said = []
+    with pytest.raises(MissingProcessesError):
+        join(process, 3, coordinator, "east", 2.0, waits=said.append)
+    assert said == [missing]
 
 
 def test_everyone_hears_where_everyone_is(coordinator):
