@@ -22,7 +22,7 @@ from typing import NamedTuple
 from geojax.transport.handshake import ChannelHello, PeerRoute, Refused, confirm
 from geojax.transport.host_memory import HostBytes
 from geojax.transport.tcp import shut
-from geojax.transport.yielding import YIELD_SECONDS, UrgentTraffic
+from geojax.transport.yielding import UrgentTraffic
 
 PIECE_HEADER = struct.Struct("!QQQ")
 MOST_VIEWS = 512
@@ -101,10 +101,11 @@ class Outbox:
             self._rest[message] = rest - count
         return message, self._computed[message].size - rest, count
 
-    @property
-    def patience(self) -> float | None:
-        """Seconds until a message that yields may go; None: there is none."""
-        return YIELD_SECONDS if self._yielding & self._rest.keys() else None
+    def patience(self, connection: socket.socket | None) -> float | None:
+        """Return the seconds until a message that yields may go; None: there is none."""
+        if connection is None or not self._yielding & self._rest.keys():
+            return None
+        return self.urgent.patience(connection)
 
     def content(self, message: int) -> HostBytes | None:
         """Return the bytes of a message; None: the peer has it."""
@@ -241,7 +242,7 @@ class OutgoingChannel:
                 connection = self._connection
                 if connection is not None and (self._unsent or self._take_piece(connection)):
                     return connection, self._views(self._unsent[0])
-                self._outbox.changed.wait(self._outbox.patience)
+                self._outbox.changed.wait(self._outbox.patience(connection))
             self._drop()
         return None
 

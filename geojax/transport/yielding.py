@@ -8,8 +8,9 @@ from geojax.transport.tcp import TcpCounts, tcp_counts
 
 LEAST_PIECE = 1 << 16
 """Bytes of the smallest piece. On a slow link another message waits for one: 5 ms at 100 Mbit/s."""
-YIELD_SECONDS = 0.002
-"""Between two looks whether messages that yield may go."""
+_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.002, 0.02
+"""Between two looks whether messages that yield may go: a quarter of the time of the smallest piece
+within these bounds. A look costs a tenth of a millisecond of a core."""
 
 
 class UrgentTraffic:
@@ -43,4 +44,10 @@ class UrgentTraffic:
         own = tcp_counts(connection) or TcpCounts()
         if own.fills_path or any(counts and counts.unsent_bytes for counts in counted):
             return 0
-        return max(LEAST_PIECE, int(2 * YIELD_SECONDS * own.bytes_per_second))
+        return max(LEAST_PIECE, int(2 * _LOOK_SECONDS * own.bytes_per_second))
+
+    def patience(self, connection: socket.socket) -> float:
+        """Return the seconds until the next look whether bytes that yield may go."""
+        counts = tcp_counts(connection) or TcpCounts()
+        seconds = LEAST_PIECE / 4 / max(counts.bytes_per_second, 1)
+        return min(max(seconds, _LOOK_SECONDS), _LONGEST_LOOK_SECONDS)

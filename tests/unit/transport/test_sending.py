@@ -75,7 +75,9 @@ def test_what_yields_waits_for_the_messages_of_all_links():
     there.ask(4)
     there.computed(4, content(5))
     assert next_piece(here) is None
-    assert here.patience is not None
+    with socket.socket() as connection:
+        assert 0 < here.patience(connection) < 1
+    assert here.patience(None) is None
     assert pieces(there) == [(4, 0, 4), (4, 4, 1)]
     assert next_piece(here) == (2, 4, 2)
     there.ask(6)
@@ -85,7 +87,8 @@ def test_what_yields_waits_for_the_messages_of_all_links():
     assert next_piece(here) is None
     there.close()
     assert next_piece(here) == (8, 0, 1)
-    assert here.patience is None
+    with socket.socket() as connection:
+        assert here.patience(connection) is None
 
 
 def test_a_closed_outbox_keeps_nothing():

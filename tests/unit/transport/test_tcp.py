@@ -16,7 +16,7 @@ class CountedConnection:
     """A connection with figures of the test's choice."""
 
     def __init__(self, microseconds, resent):
-        self.facts = struct.pack("=68xI28xI", microseconds, resent)
+        self.facts = struct.pack("=68xI28xI64x", microseconds, resent)
 
     def getsockopt(self, level, option, size):
         return self.facts

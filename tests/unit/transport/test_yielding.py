@@ -76,3 +76,13 @@ def test_what_yields_fills_the_path_and_no_queue(monkeypatch, counts, spare):
     with socket.socket() as connection:
         urgent.watch(connection)
         assert urgent.spare_bytes(connection) == spare
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_second", "seconds"), [(0, 0.02), (1_638_400, 0.01), (125_000_000, 0.002)]
+)
+def test_a_slow_link_is_looked_at_less_often(monkeypatch, bytes_per_second, seconds):
+    counts = TcpCounts(bytes_per_second=bytes_per_second)
+    monkeypatch.setattr(yielding, "tcp_counts", lambda connection: counts)
+    with socket.socket() as connection:
+        assert UrgentTraffic().patience(connection) == pytest.approx(seconds)
