@@ -5,7 +5,7 @@
     python benchmarks/chaos.py --kinds kill pause --faults 4
     python benchmarks/chaos.py --processes-per-site 1 2 1
     python benchmarks/chaos.py --within 25 --faults 10
-    python benchmarks/chaos.py --averages 77 --megabits 18
+    python benchmarks/chaos.py --averages 77 --megabits 13
     python benchmarks/chaos.py config.yaml --hosts east=east1 mid=me@mid1 west=west1
 
 Three sites on this machine train, each in a network namespace behind a router of its own and in a
@@ -199,7 +199,7 @@ def parsed() -> argparse.Namespace:
         "--kinds", nargs="+", choices=list(KINDS), metavar="KIND", help=", ".join(KINDS)
     )
     options = parser.parse_args()
-    if options.averages and (options.averages < 0 or max(options.processes_per_site) > 1):
+    if options.averages < 0 or (options.averages and max(options.processes_per_site) > 1):
         parser.error("--averages must be positive, and is for sites of one process")
     if min(options.faults, *options.processes_per_site) < 1:
         parser.error("--faults and --processes-per-site must be at least 1")

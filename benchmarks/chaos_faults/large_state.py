@@ -17,41 +17,33 @@ import optax
 from geojax.cli.main import main
 from geojax.collectives.axes import varying_axes
 from geojax.models.declaration import KindOf
-from geojax.optim.optimizer_state import SkipAwareTransformation
+from geojax.optim.optimizer_state import keep_on_skipped_steps
 from geojax.optim.registry import OPTIMIZERS, MomentSettings, OptimizerEntry
+
+
+def carry_averages(count: int) -> optax.GradientTransformation:
+    """Keep so many averages of the gradients, which pass unchanged; for a site of one device."""
+
+    def init(parameters: Any) -> list[jax.Array]:
+        leaves = jax.tree.leaves(parameters)
+        return [jnp.zeros((count, *leaf.shape), leaf.dtype) for leaf in leaves]
+
+    def mixed(old: jax.Array, shard: jax.Array) -> jax.Array:
+        gradient = jax.lax.pmean(shard, tuple(varying_axes(shard)))
+        shares = 1 / (2 + jnp.arange(count, dtype=old.dtype))
+        return old + shares.reshape(-1, *(1,) * gradient.ndim) * (gradient - old)
+
+    def update(gradients: Any, averages: list[jax.Array], _: Any = None) -> tuple[Any, Any]:
+        return gradients, list(map(mixed, averages, jax.tree.leaves(gradients)))
+
+    return optax.GradientTransformation(init, update)
 
 
 def with_averages(entry: OptimizerEntry, count: int) -> OptimizerEntry:
     """Return an optimizer of the same directions whose state has so many averages of gradients."""
 
     def directions(settings: MomentSettings, kind_of: KindOf) -> optax.GradientTransformation:
-        own = entry.directions(settings, kind_of)
-
-        def init(parameters: Any) -> Any:
-            def zeros(parameter: jax.Array) -> jax.Array:
-                return jnp.zeros((count, *parameter.shape), parameter.dtype)
-
-            return own.init(parameters), [zeros(leaf) for leaf in jax.tree.leaves(parameters)]
-
-        def update(
-            gradients: Any,
-            state: Any,
-            parameters: Any = None,
-            *,
-            finite: jax.Array | bool = True,
-            **more: Any,
-        ) -> tuple[Any, Any]:
-            of_own, averages = state
-            found, of_own = own.update(gradients, of_own, parameters, finite=finite, **more)
-
-            def mixed(old: jax.Array, shard: jax.Array) -> jax.Array:
-                gradient = jax.lax.pmean(shard, tuple(varying_axes(shard)))
-                shares = jnp.where(finite, 1 / (2 + jnp.arange(count, dtype=old.dtype)), 0.0)
-                return old + shares.reshape(-1, *(1,) * gradient.ndim) * (gradient - old)
-
-            return found, (of_own, list(map(mixed, averages, jax.tree.leaves(gradients))))
-
-        return SkipAwareTransformation(init, update)
+        return keep_on_skipped_steps(carry_averages(count), entry.directions(settings, kind_of))
 
     return dataclasses.replace(entry, directions=directions)
 

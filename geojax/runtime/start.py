@@ -5,7 +5,6 @@ import math
 import os
 import socket
 import sys
-from collections.abc import Sequence
 
 import jax
 
@@ -26,7 +25,6 @@ from geojax.runtime.liveness.peer_monitor import (
 )
 from geojax.runtime.platform import platform_named
 from geojax.runtime.rendezvous import Presence, join
-from geojax.runtime.rendezvous.messages import named
 from geojax.runtime.variables import check_environment
 from geojax.runtime.xla_flags import apply_xla_flags, expected_platform
 from geojax.topology import Process
@@ -84,11 +82,6 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
             file=sys.stderr,
             flush=True,
         )
-
-    def waits(missing: Sequence[int]) -> None:
-        seconds = f"{settings.start_timeout_seconds:g} s at most"
-        print(f"waiting for {named(missing)}, {seconds}", file=sys.stderr, flush=True)
-
     everyone, key, _ = join(
         process_id,
         count,
@@ -97,7 +90,6 @@ def start(settings: ProcessSettings | None = None) -> tuple[Process, ...]:
         settings.start_timeout_seconds,
         settings.bind_address,
         key=(settings.key or "").encode(),
-        waits=waits,
     )
     sign_with(key)
     if platform_named(expected_platform()).gloo:

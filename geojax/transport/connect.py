@@ -9,7 +9,6 @@ import contextlib
 import json
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -267,10 +266,8 @@ def meet(
     """
     site = island.sites.index(island.site)
 
-    def waits(missing: Sequence[int]) -> None:
-        names = " and ".join(f"site {island.sites[each]}" for each in missing)
-        seconds = f"{timeout_seconds:g} s at most"
-        print(f"waiting for {names}, {seconds}", file=sys.stderr, flush=True)
+    def names(sites: Sequence[int]) -> str:
+        return ", ".join(f"site {island.sites[each]}" for each in sites)
 
     try:
         return rendezvous.join(
@@ -283,11 +280,10 @@ def meet(
             endpoint,
             island.key.encode() if key is None else key,
             note,
-            waits,
+            names,
         )
     except MissingProcessesError as error:
-        named = ", ".join(f"site {island.sites[each]}" for each in error.missing)
-        raise MissingProcessesError(f"{error} ({named})", error.missing) from None
+        raise MissingProcessesError(f"{error} ({names(error.missing)})", error.missing) from None
 
 
 def own_address(island: IslandSettings) -> str:

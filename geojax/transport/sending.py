@@ -16,7 +16,6 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Collection
 from typing import NamedTuple
 
 from geojax.transport.handshake import ChannelHello, PeerRoute, Refused, confirm
@@ -84,13 +83,14 @@ class Outbox:
 
     def next_piece(self, connection: socket.socket) -> tuple[int, int, int] | None:
         """Return message, offset and bytes of a piece to send over a connection; None: nothing."""
-        most = self.piece_bytes
-        ready: Collection[int] = self._rest.keys() - self._yielding
-        if not ready and (ready := self._rest):
-            most = min(most, self.urgent.spare_bytes(connection))
-        if not ready or not most:
+        if not self._rest:
             return None
-        message = min(ready, key=self._rest.__getitem__)
+        most, ready = self.piece_bytes, self._rest.keys() - self._yielding
+        if not ready:
+            most = min(most, self.urgent.spare_bytes(connection))
+        if not most:
+            return None
+        message = min(ready or self._rest, key=self._rest.__getitem__)
         rest = self._rest[message]
         count = min(rest, most)
         if message not in self._yielding:

@@ -25,9 +25,6 @@ _PROBE_SECONDS = 15
 _TCP_RTO_MAX_MS, _RTO_MAX_MS = 44, 1000
 _TCP_INFO = struct.Struct("=16xI4xI40xI28xI40xII8xQ")
 """The fields of `TcpCounts` in Linux's tcp_info."""
-_PATHS = 1.25
-"""Bytes in flight that are enough, in those that fill the path. More than one lets the measured
-rate grow to the link's; what exceeds one waits in a router's queue, before others' bytes."""
 # Without that option a packet is sent again within twice the time for which its link was cut.
 _LONGEST_BACKOFF = 2
 
@@ -138,12 +135,6 @@ class TcpCounts(NamedTuple):
     """Shortest round trip of the last minutes: without queues on the way."""
     bytes_per_second: int = 0
     """Rate at which bytes were acknowledged, when there were enough of them."""
-
-    @property
-    def fills_path(self) -> bool:
-        """True if more bytes are in flight than the measured rate takes without queues."""
-        path = self.bytes_per_second * self.least_microseconds / 1e6
-        return self.segments_in_flight * self.segment_bytes > _PATHS * path
 
 
 def tcp_counts(connection: socket.socket) -> TcpCounts | None:

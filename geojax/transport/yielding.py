@@ -11,6 +11,9 @@ LEAST_PIECE = 1 << 16
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.002, 0.02
 """Between two looks whether messages that yield may go: a quarter of the time of the smallest piece
 within these bounds. A look costs a tenth of a millisecond of a core."""
+_PATHS = 1.25
+"""Bytes in flight that are enough, in those that fill the path. More than one lets the measured
+rate grow to the link's; what exceeds one waits in a router's queue, before others' bytes."""
 
 
 class UrgentTraffic:
@@ -42,7 +45,9 @@ class UrgentTraffic:
                 return 0
             counted = [tcp_counts(each) for each in self._connections]
         own = tcp_counts(connection) or TcpCounts()
-        if own.fills_path or any(counts and counts.unsent_bytes for counts in counted):
+        path = own.bytes_per_second * own.least_microseconds / 1e6
+        fills_path = own.segments_in_flight * own.segment_bytes > _PATHS * path
+        if fills_path or any(counts and counts.unsent_bytes for counts in counted):
             return 0
         return max(LEAST_PIECE, int(2 * _LOOK_SECONDS * own.bytes_per_second))
 

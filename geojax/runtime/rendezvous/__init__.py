@@ -19,11 +19,13 @@ ends the start with an error that names it. A run without a key signs with the e
 stranger can.
 """
 
+import sys
 import time
+from collections.abc import Callable, Sequence
 
 from geojax.network_names import HostPort
 from geojax.runtime.rendezvous.client import join_server
-from geojax.runtime.rendezvous.messages import Everyone, Presence, Waits, own_hello
+from geojax.runtime.rendezvous.messages import Everyone, Presence, named, own_hello
 from geojax.runtime.rendezvous.server import RendezvousServer
 
 __all__ = ["Everyone", "Presence", "join"]
@@ -39,7 +41,7 @@ def join(
     endpoint: str | None = None,
     key: bytes = b"",
     note: str | None = None,
-    waits: Waits = lambda missing: None,
+    names: Callable[[Sequence[int]], str] = named,
 ) -> Everyone:
     """Meet the other processes of the job; return the facts of each.
 
@@ -53,8 +55,8 @@ def join(
         endpoint: text about this process for all others; a transport's address.
         key: secret that the processes of the run share; empty: none.
         note: text of process 0 for all others, at most `messages.LONGEST_NOTE` letters.
-        waits: is called once with the processes that are missing after `messages.SAY_SECONDS`: in
-            process 0, and where that one is missing itself.
+        names: text that names processes for which this one waits. It is shown after
+            `messages.SAY_SECONDS`, in process 0, and where that one is missing itself.
 
     Raises:
         MissingProcessesError: some process did not join in time; it is named. In processes other
@@ -66,6 +68,11 @@ def join(
     host, port = HostPort.parse(coordinator)
     own = own_hello(process, count, site, endpoint)
     deadline = time.monotonic() + timeout_seconds
+
+    def waits(missing: Sequence[int]) -> None:
+        text = f"waiting for {names(missing)}, {timeout_seconds:g} s at most"
+        print(text, file=sys.stderr, flush=True)
+
     if process == 0:
         listens_at = bind_address or host
         server = RendezvousServer(own, listens_at, port, key, timeout_seconds, note, waits)

@@ -42,7 +42,7 @@ def join_server(
     key: bytes,
     timeout_seconds: float,
     deadline: float,
-    waits: Waits = lambda missing: None,
+    waits: Waits,
 ) -> Everyone:
     """Join the rendezvous at `host`:`port`; `geojax.runtime.rendezvous.join` says the rest."""
     failure: Exception = TimeoutError("no answer")
