@@ -45,7 +45,9 @@ def serving(count, port, timeout=PATIENCE_SECONDS, key=KEY):
     """Process 0 of `count` in a thread: the server, and the future of its result."""
     own = own_hello(0, count, None)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        listening = RendezvousServer(own, "127.0.0.1", port, key, timeout)
+        listening = RendezvousServer(
+            own, "127.0.0.1", port, key, timeout, note=None, waits=lambda missing: None
+        )
         yield listening, pool.submit(listening.serve, time.monotonic() + timeout)
 
 
