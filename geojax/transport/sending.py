@@ -105,7 +105,7 @@ class Outbox:
         """Return the seconds until a message that yields may go; None: there is none."""
         if connection is None or not self._yielding & self._rest.keys():
             return None
-        return self.urgent.patience(connection)
+        return self.urgent.patience()
 
     def content(self, message: int) -> HostBytes | None:
         """Return the bytes of a message; None: the peer has it."""

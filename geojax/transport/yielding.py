@@ -2,15 +2,16 @@
 
 import socket
 import threading
+import time
 import weakref
 
 from geojax.transport.tcp import TcpCounts, tcp_counts
 
-LEAST_PIECE = 1 << 16
-"""Bytes of the smallest piece. On a slow link another message waits for one: 5 ms at 100 Mbit/s."""
+LEAST_PIECE = 1 << 15
+"""Bytes of the smallest piece. On a slow link another message waits for one: 3 ms at 100 Mbit/s."""
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.002, 0.02
-"""Between two looks whether messages that yield may go: a quarter of the time of the smallest piece
-within these bounds. A look costs a tenth of a millisecond of a core."""
+"""Between two looks whether messages that yield may go: a third of the time since the last of their
+bytes within these bounds. A look costs a tenth of a millisecond of a core."""
 _PATHS = 1.25
 """Bytes in flight that are enough, in those that fill the path. More than one lets the measured
 rate grow to the link's; what exceeds one waits in a router's queue, before others' bytes."""
@@ -22,6 +23,7 @@ class UrgentTraffic:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
+        self._yielded_at = time.monotonic()
         self._connections: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def add(self, count: int) -> None:
@@ -38,7 +40,8 @@ class UrgentTraffic:
         """Return how many bytes that yield may go over a connection now.
 
         Bytes in the kernel cannot be called back. So there are few of them: none goes while the
-        kernel holds others of any link, or while those on their way fill the path.
+        kernel holds others of any link, or while those on their way fill the path. No more go than
+        fill it: TCP's rate is that of a round trip, and short bursts exceed the link's by far.
         """
         with self._lock:
             if self._count > 0:
@@ -46,13 +49,13 @@ class UrgentTraffic:
             counted = [tcp_counts(each) for each in self._connections]
         own = tcp_counts(connection) or TcpCounts()
         path = own.bytes_per_second * own.least_microseconds / 1e6
-        fills_path = own.segments_in_flight * own.segment_bytes > _PATHS * path
-        if fills_path or any(counts and counts.unsent_bytes for counts in counted):
+        room = int(_PATHS * path) - own.segments_in_flight * own.segment_bytes
+        if room < 0 or any(counts and counts.unsent_bytes for counts in counted):
             return 0
-        return max(LEAST_PIECE, int(2 * _LOOK_SECONDS * own.bytes_per_second))
+        self._yielded_at = time.monotonic()
+        return max(LEAST_PIECE, min(room, int(2 * _LOOK_SECONDS * own.bytes_per_second)))
 
-    def patience(self, connection: socket.socket) -> float:
+    def patience(self) -> float:
         """Return the seconds until the next look whether bytes that yield may go."""
-        counts = tcp_counts(connection) or TcpCounts()
-        seconds = LEAST_PIECE / 4 / max(counts.bytes_per_second, 1)
-        return min(max(seconds, _LOOK_SECONDS), _LONGEST_LOOK_SECONDS)
+        waited = time.monotonic() - self._yielded_at
+        return min(max(waited / 3, _LOOK_SECONDS), _LONGEST_LOOK_SECONDS)

@@ -64,9 +64,12 @@ def test_nothing_that_yields_goes_while_another_link_has_unsent_bytes():
         (TcpCounts(1448, 0, 5, 0, 0, 5, 1_600_000), LEAST_PIECE),
         (TcpCounts(1448, 1, 5, 0, 0, 5, 1_600_000), 0),
         # 1 Gbit/s and 21 ms: 2.6 MB fill the path, and a quarter more may be on it.
-        (TcpCounts(1448, 2200, 25_000, 0, 0, 21_000, 125_000_000), 500_000),
+        (TcpCounts(1448, 1900, 25_000, 0, 0, 21_000, 125_000_000), 500_000),
         (TcpCounts(1448, 2400, 25_000, 0, 0, 21_000, 125_000_000), 0),
         (TcpCounts(1448, 0, 21_000, 0, 1, 21_000, 125_000_000), 0),
+        (TcpCounts(1250, 2545, 25_000, 0, 0, 21_000, 125_000_000), 100_000),
+        # A burst passed at 3 Gbit/s within 3 microseconds.
+        (TcpCounts(1448, 0, 60_000, 0, 0, 3, 413_000_000), LEAST_PIECE),
         (None, LEAST_PIECE),
     ],
 )
@@ -78,11 +81,12 @@ def test_what_yields_fills_the_path_and_no_queue(monkeypatch, counts, spare):
         assert urgent.spare_bytes(connection) == spare
 
 
-@pytest.mark.parametrize(
-    ("bytes_per_second", "seconds"), [(0, 0.02), (1_638_400, 0.01), (125_000_000, 0.002)]
-)
-def test_a_slow_link_is_looked_at_less_often(monkeypatch, bytes_per_second, seconds):
-    counts = TcpCounts(bytes_per_second=bytes_per_second)
-    monkeypatch.setattr(yielding, "tcp_counts", lambda connection: counts)
+def test_looks_are_less_often_the_longer_nothing_may_go(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(yielding.time, "monotonic", lambda: now)
+    urgent = UrgentTraffic()
     with socket.socket() as connection:
-        assert UrgentTraffic().patience(connection) == pytest.approx(seconds)
+        for waited, seconds in ((0.001, 0.002), (0.015, 0.005), (5.0, 0.02)):
+            assert urgent.spare_bytes(connection) > 0
+            now += waited
+            assert urgent.patience() == pytest.approx(seconds)
