@@ -46,6 +46,8 @@ class Outbox:
         """Bytes that are in no piece yet, of each message that is asked for and computed."""
         self._yielding: set[int] = set()
         """Messages that wait while others of any link are to be sent."""
+        self._spare = 0
+        """Bytes of them that may go yet without another look: a message may be smaller."""
 
     def ask(self, message: int) -> None:
         """Note that the peer has asked for a message."""
@@ -83,17 +85,22 @@ class Outbox:
 
     def next_piece(self, connection: socket.socket) -> tuple[int, int, int] | None:
         """Return message, offset and bytes of a piece to send over a connection; None: nothing."""
+        most, ready = self.piece_bytes, self._rest.keys() - self._yielding
+        if ready or not self._rest or self.urgent.waits():
+            self._spare = 0
         if not self._rest:
             return None
-        most, ready = self.piece_bytes, self._rest.keys() - self._yielding
         if not ready:
-            most = min(most, self.urgent.spare_bytes(connection))
+            self._spare = self._spare or self.urgent.spare_bytes(connection)
+            most = min(most, self._spare)
         if not most:
             return None
         message = min(ready or self._rest, key=self._rest.__getitem__)
         rest = self._rest[message]
         count = min(rest, most)
-        if message not in self._yielding:
+        if message in self._yielding:
+            self._spare -= count
+        else:
             self.urgent.add(-count)
         if rest == count:
             del self._rest[message]

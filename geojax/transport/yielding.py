@@ -14,7 +14,8 @@ _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.002, 0.02
 bytes within these bounds. A look costs a tenth of a millisecond of a core."""
 _PATHS = 1.25
 """Bytes in flight that are enough, in those that fill the path. More than one lets the measured
-rate grow to the link's; what exceeds one waits in a router's queue, before others' bytes."""
+rate grow to the link's; what exceeds one waits in a router's queue, before others' bytes. A short
+path counts as one that a piece fills, so that it is not empty from one look to the next."""
 
 
 class UrgentTraffic:
@@ -31,6 +32,11 @@ class UrgentTraffic:
         with self._lock:
             self._count += count
 
+    def waits(self) -> bool:
+        """Return True if bytes are to be handed to the kernel."""
+        with self._lock:
+            return self._count > 0
+
     def watch(self, connection: socket.socket) -> None:
         """Wait for what the kernel has not yet sent over a connection, too."""
         with self._lock:
@@ -43,13 +49,13 @@ class UrgentTraffic:
         kernel holds others of any link, or while those on their way fill the path. No more go than
         fill it: TCP's rate is that of a round trip, and short bursts exceed the link's by far.
         """
+        if self.waits():
+            return 0
         with self._lock:
-            if self._count > 0:
-                return 0
             counted = [tcp_counts(each) for each in self._connections]
         own = tcp_counts(connection) or TcpCounts()
         path = own.bytes_per_second * own.least_microseconds / 1e6
-        room = int(_PATHS * path) - own.segments_in_flight * own.segment_bytes
+        room = int(_PATHS * max(path, LEAST_PIECE)) - own.segments_in_flight * own.segment_bytes
         if room < 0 or any(counts and counts.unsent_bytes for counts in counted):
             return 0
         self._yielded_at = time.monotonic()

@@ -11,7 +11,7 @@ from support.processes import PATIENCE_SECONDS
 from geojax.transport.handshake import ChannelHello, Party, PeerRoute, Refused
 from geojax.transport.host_memory import HostBytes
 from geojax.transport.sending import PIECE_HEADER, Outbox, OutgoingChannel
-from geojax.transport.yielding import UrgentTraffic
+from geojax.transport.yielding import LEAST_PIECE, UrgentTraffic
 
 ROUTE = PeerRoute(b"k", Party(0, "a"), Party(1, "b"), ("127.0.0.1", 1), 1.0)
 
@@ -89,6 +89,23 @@ def test_what_yields_waits_for_the_messages_of_all_links():
     assert next_piece(here) == (8, 0, 1)
     with socket.socket() as connection:
         assert here.patience(connection) is None
+
+
+def test_small_messages_that_yield_go_together():
+    urgent = UrgentTraffic()
+    outbox = Outbox(1 << 20, urgent)
+    sizes = {2: LEAST_PIECE // 2, 4: LEAST_PIECE // 4, 6: LEAST_PIECE // 2}
+    for message, size in sizes.items():
+        outbox.ask(message)
+        outbox.computed(message, content(size), yields=True)
+    looks = []
+    urgent.spare_bytes = lambda connection: looks.append(connection) or LEAST_PIECE
+    assert next_piece(outbox) == (4, 0, sizes[4])
+    assert next_piece(outbox) == (2, 0, sizes[2])
+    assert next_piece(outbox) == (6, 0, LEAST_PIECE // 4)
+    assert len(looks) == 1
+    assert next_piece(outbox) == (6, LEAST_PIECE // 4, LEAST_PIECE // 4)
+    assert len(looks) == 2
 
 
 def test_a_closed_outbox_keeps_nothing():

@@ -60,16 +60,17 @@ def test_nothing_that_yields_goes_while_another_link_has_unsent_bytes():
 @pytest.mark.parametrize(
     ("counts", "spare"),
     [
-        # 13 Mbit/s behind a router whose queue holds seconds: one small piece at a time.
+        # 13 Mbit/s behind a router whose queue holds seconds: a little more than two pieces.
         (TcpCounts(1448, 0, 5, 0, 0, 5, 1_600_000), LEAST_PIECE),
-        (TcpCounts(1448, 1, 5, 0, 0, 5, 1_600_000), 0),
+        (TcpCounts(1448, 28, 5, 0, 0, 5, 1_600_000), LEAST_PIECE),
+        (TcpCounts(1448, 29, 5, 0, 0, 5, 1_600_000), 0),
         # 1 Gbit/s and 21 ms: 2.6 MB fill the path, and a quarter more may be on it.
         (TcpCounts(1448, 1900, 25_000, 0, 0, 21_000, 125_000_000), 500_000),
         (TcpCounts(1448, 2400, 25_000, 0, 0, 21_000, 125_000_000), 0),
         (TcpCounts(1448, 0, 21_000, 0, 1, 21_000, 125_000_000), 0),
         (TcpCounts(1250, 2545, 25_000, 0, 0, 21_000, 125_000_000), 100_000),
         # A burst passed at 3 Gbit/s within 3 microseconds.
-        (TcpCounts(1448, 0, 60_000, 0, 0, 3, 413_000_000), LEAST_PIECE),
+        (TcpCounts(1448, 0, 60_000, 0, 0, 3, 413_000_000), 5 * LEAST_PIECE // 4),
         (None, LEAST_PIECE),
     ],
 )
