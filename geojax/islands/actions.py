@@ -100,27 +100,32 @@ so that the sum has the same bits. A share that no site computes is left out."""
 
 def own_shares(sites: int) -> Shares:
     """Return the shares while no site is lost."""
-    return shares_of_members(sites, range(sites), keeps_batch=True)
+    return shares_of_members(sites, range(sites), holder=0, keeps_batch=True)
 
 
-def shares_of_members(sites: int, members: Sequence[int], *, keeps_batch: bool) -> Shares:
+def shares_of_members(
+    sites: int, members: Sequence[int], *, holder: int, keeps_batch: bool
+) -> Shares:
     """Divide the batch among the sites that take part: whole shares of others go round in turn.
 
     Args:
         sites: number of shares.
         members: the sites that take part, ascending.
+        holder: the member that gives its state to sites that return. It comes last in each turn.
         keeps_batch: they compute the shares of others; otherwise these are left out.
     """
     lost = [site for site in range(sites) if keeps_batch and site not in members]
+    in_turn = [*(site for site in members if site != holder), holder]
     return tuple(
-        (site, *lost[members.index(site) :: len(members)]) if site in members else ()
+        (site, *lost[in_turn.index(site) :: len(members)]) if site in members else ()
         for site in range(sites)
     )
 
 
 def most_shares(sites: int) -> int:
     """Return the most shares that a site computes while another one takes part too."""
-    return max(map(len, shares_of_members(sites, range(min(sites, 2)), keeps_batch=True)))
+    two = shares_of_members(sites, range(min(sites, 2)), holder=0, keeps_batch=True)
+    return max(map(len, two))
 
 
 def breadth_first(chunks: int, microbatches: int, held: int) -> Schedule:

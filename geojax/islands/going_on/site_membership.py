@@ -166,7 +166,10 @@ class SiteMembership(abc.ABC):
     def shares_of(self, record: MembershipRecord) -> Shares:
         """Return the shares of the batch that each site computes under a record."""
         return shares_of_members(
-            self.transport.sites, record.members, keeps_batch=self._around.keeps_batch
+            self.transport.sites,
+            record.members,
+            holder=record.holder,
+            keeps_batch=self._around.keeps_batch,
         )
 
     @abc.abstractmethod

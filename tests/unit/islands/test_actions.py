@@ -67,14 +67,21 @@ def test_a_site_computes_the_shares_of_those_that_are_lost_one_after_the_other()
 
 def test_whole_shares_of_lost_sites_go_round_among_the_others():
     kept = functools.partial(shares_of_members, keeps_batch=True)
-    assert kept(3, (0, 1, 2)) == own_shares(3)
-    assert kept(3, (0, 2)) == ((0, 1), (), (2,))
-    assert kept(5, (1, 4)) == ((), (1, 0, 3), (), (), (4, 2))
-    assert kept(3, (2,)) == ((), (), (2, 0, 1))
+    assert kept(3, (0, 1, 2), holder=1) == own_shares(3)
+    assert kept(3, (0, 2), holder=2) == ((0, 1), (), (2,))
+    assert kept(5, (1, 4), holder=4) == ((), (1, 0, 3), (), (), (4, 2))
+    assert kept(3, (2,), holder=2) == ((), (), (2, 0, 1))
+
+
+def test_the_site_that_gives_its_state_computes_another_share_last():
+    kept = functools.partial(shares_of_members, keeps_batch=True)
+    assert kept(3, (0, 2), holder=0) == ((0,), (), (2, 1))
+    assert kept(5, (0, 2, 4), holder=2) == ((0, 1), (), (2,), (), (4, 3))
+    assert kept(5, (1, 4), holder=1) == ((), (1, 2), (), (), (4, 0, 3))
 
 
 def test_shares_of_lost_sites_are_left_out_where_the_batch_shrinks():
-    assert shares_of_members(3, (0, 2), keeps_batch=False) == ((0,), (), (2,))
+    assert shares_of_members(3, (0, 2), holder=0, keeps_batch=False) == ((0,), (), (2,))
 
 
 def test_a_stage_sends_and_receives_at_its_cuts_only():
