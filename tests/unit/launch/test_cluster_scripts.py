@@ -10,7 +10,7 @@ import yaml
 from pydantic import ValidationError
 from support.jobset import JobSet
 
-from geojax.exit_codes import USAGE
+from geojax.exit_codes import FENCED, FINAL, USAGE
 from geojax.job.cluster_env import ProcessSettings, complete
 from geojax.job.island_env import ISLANDS_PORT, island_settings
 
@@ -30,7 +30,12 @@ for ((task = 0; task < tasks; task++)); do
 done
 exit "$code"
 """
-SCONTROL = "#!/bin/sh\necho east7\necho east8\n"
+SCONTROL = """#!/bin/sh
+case $1 in
+    show) printf 'east7\\neast8\\n' ;;
+    *) echo "scontrol $*" >>"$LOG" ;;
+esac
+"""
 TRAIN = """#!/usr/bin/env bash
 told=$(env | grep -E '^(GEOJAX|SLURM)_' | tr '\\n' ';')
 echo "train $*;$told" >>"$LOG"  # in one piece: the sites write at the same time
@@ -90,7 +95,7 @@ def test_every_task_of_a_slurm_job_learns_its_place(submit):
     assert ["--het-group=0" in steps[0], "--het-group=1" in steps[1]] == [True, True]
 
 
-@pytest.mark.parametrize(("code", "runs"), [("1", 3), ("137", 3), ("2", 1), ("143", 1)])
+@pytest.mark.parametrize(("code", "runs"), [("1", 3), ("137", 3), ("2", 1), ("129", 1), ("143", 1)])
 def test_a_slurm_job_starts_again_what_failed_but_not_after_bad_input(submit, code, runs):
     ended, log = submit(FAILING="west", CODE=code, RESTARTS="2")
     assert ended.returncode == int(code)
@@ -120,9 +125,9 @@ def submit_island(submit, tmp_path):
 def test_every_task_of_two_slurm_jobs_learns_its_place_among_islands(submit_island):
     ended, _ = submit_island("east")
     assert ended.stdout == (
-        "the other sites need COORDINATOR=east7:61439, with the address by which they reach it\n"
+        "the other sites need COORDINATORS=east7:61439, with the address by which they reach it\n"
     )
-    ended, log = submit_island("west", COORDINATOR="10.1.0.7:61439", SLURM_JOB_ID="4343")
+    ended, log = submit_island("west", COORDINATORS="10.1.0.7:61439", SLURM_JOB_ID="4343")
     assert (ended.returncode, ended.stderr) == (0, "")
     told = [
         dict(word.split("=", 1) for word in line.split(";")[1:] if word)
@@ -139,11 +144,49 @@ def test_every_task_of_two_slurm_jobs_learns_its_place_among_islands(submit_isla
     assert {island.port for island, _ in places} == {61400}
 
 
-def test_an_island_under_slurm_starts_again_what_failed_but_not_after_bad_input(submit_island):
-    for code, runs in (("1", 3), ("2", 4)):
-        ended, log = submit_island("east", FAILING="east", CODE=code, RESTARTS="2")
-        assert ended.returncode == int(code)
-        assert sum(line.startswith("srun") for line in log) == runs
+def test_islands_under_slurm_that_go_on_know_the_coordinator_of_each(submit_island):
+    coordinators = "10.1.0.7:61439,10.2.0.1:61439"
+    for site in ("east", "west"):
+        submit_island(site, COORDINATORS=coordinators)
+    _, log = submit_island("west", COORDINATORS=coordinators)
+    told = {word for line in log for word in line.split(";") if "COORDINATORS" in word}
+    assert told == {f"GEOJAX_ISLANDS_COORDINATORS={coordinators}"}
+
+
+def test_an_island_under_slurm_starts_again_what_failed_then_is_queued_again(submit_island):
+    ended, log = submit_island("east", FAILING="east", CODE="1", RESTARTS="2")
+    assert ended.returncode == 1
+    assert [line.split()[0] for line in log if not line.startswith("train")] == [
+        *["srun"] * 3,
+        "scontrol",
+    ]
+    assert log[-1] == "scontrol requeue 4242"
+    assert ended.stderr.splitlines()[-1].endswith("exit code 1: queued again, 1 of 3")
+
+
+@pytest.mark.parametrize("code", [str(code) for code in FINAL])
+def test_an_island_under_slurm_ends_for_good_where_another_try_is_not_wanted(submit_island, code):
+    ended, log = submit_island("east", FAILING="east", CODE=code)
+    assert (ended.returncode, ended.stderr) == (int(code), "")
+    assert [line.split()[0] for line in log] == ["srun", "train", "train"]
+
+
+@pytest.mark.parametrize(("queued", "requeues"), [("2", 1), ("3", 0)])
+def test_an_island_under_slurm_is_queued_again_so_often(submit_island, queued, requeues):
+    variables = {"FAILING": "east", "CODE": "4", "RESTARTS": "0", "SLURM_RESTART_COUNT": queued}
+    ended, log = submit_island("east", **variables)
+    assert ended.returncode == FENCED
+    assert sum(line.startswith("scontrol requeue") for line in log) == requeues
+
+
+def test_an_hour_of_training_forgets_the_failures_before_it(submit_island, tmp_path):
+    seconds = tmp_path / "seconds"
+    seconds.write_text("\n".join(map(str, (0, 10, 20, 3700, 3700, 3710))))
+    (tmp_path / "date").write_text(f"#!/bin/sh\nhead -n 1 {seconds}\nsed -i 1d {seconds}\n")
+    (tmp_path / "date").chmod(stat.S_IRWXU)
+    ended, log = submit_island("east", FAILING="east", CODE="1", RESTARTS="1", REQUEUES="0")
+    assert sum(line.startswith("srun") for line in log) == 3
+    assert (ended.returncode, ended.stderr.count("restart 1 of 1")) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +195,7 @@ def test_an_island_under_slurm_starts_again_what_failed_but_not_after_bad_input(
         ("north", {}, "SITE 'north' is none of SITES: east west"),
         ("", {}, "SITE '' is none of SITES"),
         ("east", {"KEY_FILE": "/nowhere"}, "KEY_FILE '/nowhere' is no file with the key"),
-        ("west", {}, "COORDINATOR must say where east is reached: 10.1.0.7:61439"),
+        ("west", {}, "COORDINATORS must say where east is reached: 10.1.0.7:61439"),
     ],
 )
 def test_an_island_under_slurm_says_what_is_missing(submit_island, site, variables, told):
